@@ -89,7 +89,8 @@ Fresh = Annotated[
     typer.Option(
         "--fresh/--resume",
         help="Begin anew and set snapshots of an earlier job of this name aside, or resume from them. By default a "
-        "job resumes, but begins anew where it replaces one on a cluster that has succeeded.",
+        "job resumes, but begins anew where it replaces one on a cluster that has succeeded. Files that the script has "
+        "written itself stay in work/NAME.",
     ),
 ]
 Claim = Annotated[str | None, typer.Option(help="Existing PersistentVolumeClaim to use; by default one is created.")]

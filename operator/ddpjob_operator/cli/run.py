@@ -24,6 +24,7 @@ from ddpjob_operator.local.runner import Outcome, Runner
 from ddpjob_operator.local.volume import (
     VolumeError,
     created_after_others,
+    has_written_files,
     lock_job,
     log_tail,
     newest_snapshot,
@@ -86,19 +87,33 @@ def _run(submission: Submission, machine: Machine, fault: KillRank | None, logs:
         display.write_line(f"each rank runs as you: {program_in_words(job)}")
         display.write_line(f"{_SHOWN[logs]}; all output: {short(pod_log(machine.shared, job.name, '*'))}")
         if code is not None:
-            work = short(machine.shared / "work" / job.name)
+            work = short(_work(machine, job))
             display.write_line(f"{code.in_words} of {short(code.folder.resolve())}; relative paths are in {work}")
             for note in code.left_out:
                 display.write_line(f"left out: {note}")
         begins_anew = job.spec.snapshots.resume == "Own"
-        if resume_from is not None:
-            resuming = f"resuming from step {resume_from}; --fresh begins anew"
-            display.write_line("beginning anew; snapshots of before are set aside" if begins_anew else resuming)
+        kept = code is not None and has_written_files(machine.shared, job.name)
+        for line in _how_it_begins(resume_from, anew=begins_anew, kept=short(_work(machine, job)) if kept else None):
+            display.write_line(line)
         for note in different_here(job, machine):
             display.write_line(f"note: {note}")
         if fault is not None:
             display.write_line(f"chaos: {fault.describe(job.ranks)}")
         return asyncio.run(Runner(job, machine, display, fault, logs).run())
+
+
+def _work(machine: Machine, job: Job) -> Path:
+    """Where a script with submitted code has its relative paths."""
+    return machine.shared / "work" / job.name
+
+
+def _how_it_begins(resume_from: int | None, *, anew: bool, kept: str | None) -> Iterator[str]:
+    """From which snapshot, or anew; `kept` is the folder with what scripts of this job have written themselves."""
+    if resume_from is not None:
+        resuming = f"resuming from step {resume_from}; --fresh begins anew"
+        yield "beginning anew; snapshots of before are set aside" if anew else resuming
+    if anew and kept is not None:
+        yield f"note: {kept} keeps what the script has written itself; one that resumes from it needs another --name"
 
 
 def _refuse(*problems: str) -> int:

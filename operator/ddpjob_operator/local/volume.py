@@ -88,6 +88,15 @@ def newest_snapshot(shared: Path, job: str) -> int | None:
     return max((int(match[1]) for match in steps if match), default=None)
 
 
+def has_written_files(shared: Path, job: str) -> bool:
+    """Whether scripts of this job have left files in their working directory, where those of the code are links."""
+    for folder, folders, names in os.walk(shared / "work" / job):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        if any(not (Path(folder) / name).is_symlink() for name in names):
+            return True
+    return False
+
+
 def created_after_others(shared: Path, job: str, now: datetime) -> datetime:
     """The creation time of a run that begins now: later than that of every run before it.
 

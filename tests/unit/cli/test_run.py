@@ -1,4 +1,4 @@
-"""What `ddpjob run` prints at its end."""
+"""What `ddpjob run` prints when it begins, and at its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.support.local_run import new_job
 
 from ddpjob_operator.api.status import DDPJobStatus, Progress
-from ddpjob_operator.cli.run import _conclude
+from ddpjob_operator.cli.run import _conclude, _how_it_begins
 from ddpjob_operator.local.runner import Outcome
 
 
@@ -30,3 +30,25 @@ def test_a_run_that_was_stopped_says_where_it_is_and_how_to_resume(
     code = _conclude(new_job("digits", {}), Outcome(status, signal.SIGINT), None, snapshot)
     assert code == 130
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "anew", "kept", "said"),
+    [
+        (None, False, None, []),
+        (None, False, "shared/work/digits", []),
+        (7, False, None, ["resuming from step 7; --fresh begins anew"]),
+        (7, True, None, ["beginning anew; snapshots of before are set aside"]),
+        (
+            None,
+            True,
+            "shared/work/digits",
+            [
+                "note: shared/work/digits keeps what the script has written itself; one that resumes from it needs "
+                "another --name"
+            ],
+        ),
+    ],
+)
+def test_it_says_how_it_begins(resume_from: int | None, anew: bool, kept: str | None, said: list[str]) -> None:
+    assert list(_how_it_begins(resume_from, anew=anew, kept=kept)) == said

@@ -14,6 +14,7 @@ import pytest
 from ddpjob_operator.local.volume import (
     VolumeError,
     created_after_others,
+    has_written_files,
     lock_job,
     log_tail,
     newest_snapshot,
@@ -28,6 +29,17 @@ with lock_job(Path(sys.argv[1]), "digits"):
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+def test_files_that_a_script_has_written_differ_from_those_of_its_code(tmp_path: Path) -> None:
+    work = tmp_path / "work" / "digits"
+    assert not has_written_files(tmp_path, "digits")
+    (work / "pkg" / "__pycache__").mkdir(parents=True)
+    (work / "pkg" / "__pycache__" / "model.pyc").touch()
+    (work / "pkg" / "model.py").symlink_to("/code/model.py")
+    assert not has_written_files(tmp_path, "digits")
+    (work / "pkg" / "snapshot.pt").touch()
+    assert has_written_files(tmp_path, "digits")
 
 
 def test_a_new_folder_has_what_the_volume_has(tmp_path: Path) -> None:
