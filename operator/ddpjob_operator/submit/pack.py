@@ -298,7 +298,7 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
         if found is not None:
             if found and is_folder and path.parent == top:
                 left_out.append(f"{path.name}/: is listed in .gitignore or .ddpjobignore")
-            elif found and not is_secret:
+            elif found and not is_secret and not _matches(spec, ".gitignore", False):  # it does not hide itself
                 ignored[f"{path.relative_to(top).as_posix()}{end}"] = MOST_BYTES if is_folder else path.stat().st_size
             return found
     if is_secret:

@@ -139,6 +139,7 @@ def test_data_beside_the_code_that_git_ignores_is_named_the_largest_first(folder
     write(folder, **{".gitignore": "*.bin\n*.pkl\n*.log\n.env\n", ".env": "TOKEN=1", "a.log": ""})
     write(folder, **{"data/tiny/val.bin": "x" * 20, "data/tiny/train.bin": "x" * 90, "data/tiny/meta.pkl": "x"})
     named = "data/tiny/train.bin, data/tiny/val.bin, data/tiny/meta.pkl and 1 more"
+    write(folder, **{"shared2/.gitignore": "*\n", "shared2/logs/a": "", "shared2/big": "x" * 100})  # of `ddpjob run`
     listed = "are listed in .gitignore or .ddpjobignore; `!NAME` in .ddpjobignore sends one"
     assert pack(folder).left_out == (f"{named}: {listed}",)
     write(folder, **{".ddpjobignore": "!data/tiny/train.bin\n"})
