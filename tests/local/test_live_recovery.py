@@ -44,18 +44,21 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("trains", "alone"),
-    [(BUILT_IN, ["--task-options", "seconds=0"]), (SCRIPT, ["--seconds", "0", "--ranks", "1"])],
+    ("trains", "alone", "killed_after"),
+    [
+        (BUILT_IN, ["--task-options", "seconds=0"], ["--task-options", "killed_after=30"]),
+        (SCRIPT, ["--seconds", "0", "--ranks", "1"], ["--killed-after", "30"]),
+    ],
     ids=["built-in loop", "script"],
 )
 def test_a_killed_rank_costs_no_attempt_and_no_snapshot(
-    tmp_path: Path, trains: dict[str, Any], alone: list[str]
+    tmp_path: Path, trains: dict[str, Any], alone: list[str], killed_after: list[str]
 ) -> None:
     run(tmp_path / "unbroken", alone, {**trains, "nodes": 1})
     killed = tmp_path / "killed"
     # its steps wait for the new rank
     spec = {"nodes": 3, "restart": {"scope": "Live"}, "stall": {"minSeconds": 300}}
-    status = run(killed, [], trains | spec, chaos="kill-rank@25%")
+    status = run(killed, killed_after, trains | spec, chaos="kill-rank@25%")
     assert (status.phase, status.attempt, status.restarts) == (Phase.SUCCEEDED, 0, 1)
     assert (status.live_recoveries, [event["worldSize"] for event in events(killed, "recovered")]) == (1, [2])
     assert status.last_failure is not None
@@ -71,7 +74,8 @@ def test_a_spare_takes_the_place_of_a_killed_rank(tmp_path: Path) -> None:
     run(tmp_path / "unbroken", ["--task-options", "seconds=0"], BUILT_IN | {"nodes": 1})
     killed = tmp_path / "killed"
     spec = {"nodes": 2, "spares": 1, "restart": {"scope": "Live"}, "stall": {"minSeconds": 300}}
-    status = run(killed, ["--task-options", "ranks=2"], BUILT_IN | spec, chaos="kill-rank@25%")
+    options = ["--task-options", "ranks=2", "--task-options", "killed_after=30"]
+    status = run(killed, options, BUILT_IN | spec, chaos="kill-rank@25%")
     assert (status.phase, status.attempt, status.restarts, status.live_recoveries) == (Phase.SUCCEEDED, 0, 1, 1)
     assert status.last_failure is not None
     assert status.internal.kept_pods == {"digits-0-s0": status.last_failure.node_rank}

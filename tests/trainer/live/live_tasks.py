@@ -20,17 +20,22 @@ ALONE_STEPS = 3
 PATIENCE_SECONDS = 180.0
 FAILS_AT = 10
 SEEN = "seen"
-"""A file of the volume."""
+VICTIM = "victim"
+"""Files of the volume."""
 
 
 class Slow(Digits):
     """Digits with steps of at least `seconds`; nothing is random. With fewer than `ranks`, a few steps are taken, and
     then a new rank is waited for: however slow the machine is, it comes before the end. `watched` holds the second step
-    after that until the test has seen the first (SEEN).
+    after that until the test has seen the first (SEEN). With `killed_after`, the last rank is killed after that step.
     """
 
-    def __init__(self, seconds: float = 0.05, ranks: int = 3, watched: bool = False) -> None:
+    def __init__(
+        self, seconds: float = 0.05, ranks: int = 3, watched: bool = False, killed_after: int | None = None
+    ) -> None:
         super().__init__(width=8, dropout=0.0)
+        self._killed_after = killed_after
+        self._victim: Victim | None = None
         self._seconds, self._ranks, self._is_watched = seconds, ranks, watched
         self._steps_alone = 0
         self._steps_again: int | None = None
@@ -53,6 +58,10 @@ class Slow(Digits):
                     _await_witness()
             if self._steps_alone > ALONE_STEPS:
                 await_new_rank()
+            if self._killed_after is not None:
+                if self._victim is None:
+                    self._victim = Victim(self._killed_after)
+                self._victim.step()
             time.sleep(self._seconds * (10 if is_small else 1))
         return super().loss(output, batch)
 
@@ -96,6 +105,28 @@ def _await_witness() -> None:
     while not Path(os.environ["DDPJOB_SHARED"], SEEN).exists():
         assert time.monotonic() < deadline, f"the test has seen nothing within {PATIENCE_SECONDS} s"
         time.sleep(0.02)
+
+
+class Victim:
+    """If this is the first process of the last rank, it goes no further than `last_step` steps, until it is killed: it
+    is not at the end before that. The process that takes its place goes on. Made at the first step.
+    """
+
+    def __init__(self, last_step: int) -> None:
+        self._left = last_step
+        self._is_it = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+        if self._is_it:
+            try:
+                Path(os.environ["DDPJOB_SHARED"], VICTIM).touch(exist_ok=False)
+            except FileExistsError:
+                self._is_it = False
+
+    def step(self) -> None:
+        """The next step begins."""
+        if self._is_it and self._left == 0:
+            time.sleep(PATIENCE_SECONDS)
+            raise AssertionError(f"it was not killed within {PATIENCE_SECONDS} s")
+        self._left -= 1
 
 
 def await_new_rank() -> None:

@@ -1,8 +1,9 @@
 """A script that trains with `attach_live`, for tests that end its ranks; each process writes down what it trains on.
 
-    own_script.py --steps 60 [--ranks 3] [--own-batches]
+    own_script.py --steps 60 [--ranks 3] [--killed-after 30] [--own-batches]
 
-With fewer than `--ranks`, a few steps are taken, and then a new rank is waited for (`live_tasks`). `--own-batches`
+With fewer than `--ranks`, a few steps are taken, and then a new rank is waited for (`live_tasks`). With
+`--killed-after`, the last rank is killed after that step. `--own-batches`
 takes the batches of an iterator that begins with the process, which is an error once a rank joins.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from live_tasks import ALONE_STEPS, await_new_rank
+from live_tasks import ALONE_STEPS, Victim, await_new_rank
 from recorded_task import HISTORY, digest
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.05)
+    parser.add_argument("--killed-after", type=int)
     parser.add_argument("--own-batches", action="store_true")
     options = parser.parse_args()
 
@@ -75,6 +77,7 @@ def main() -> None:
         path = Path(folder) / f"{os.environ['DDPJOB_NODE_RANK']}-{uuid.uuid4().hex}"
         history = path.open("w", buffering=1)
     waited_steps: set[int] = set()
+    victim = None if options.killed_after is None else Victim(options.killed_after)
 
     def write(**line: Any) -> None:
         if history is None:
@@ -91,6 +94,8 @@ def main() -> None:
         return functional.cross_entropy(model(images[share]), labels[share])
 
     def pace() -> None:
+        if victim is not None:
+            victim.step()
         time.sleep(options.seconds)
         if dist.is_initialized() and dist.get_world_size() < options.ranks and run._membership is not None:
             waited_steps.add(run.step)
