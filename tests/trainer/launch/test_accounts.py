@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import eventually
 
+from ddp_trainer.contract import run_dir
 from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.json_files import write_json
 from ddp_trainer.launch import gang_watch
 from ddp_trainer.launch.accounts import Accounts, Answers, Folder
@@ -161,3 +165,21 @@ def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, mon
     assert "the launcher of node rank 1 gives no account" in published[0]["message"]
     assert looked(1123.0, all_here) == 2
     assert published[1]["rank"] == 0
+
+
+def test_a_rank_that_goes_on_as_it_is_asked_after_is_not_silent(pod, monkeypatch, tmp_path) -> None:
+    """Its activity was last looked at seconds ago, and its stack is of now: it would be the one that waits for no
+    other.
+    """
+    pod, began = replace(pod, nodes=1), time.monotonic() - 1000.0
+    run_dir.register(pod.run_dir, 0, 0, os.getpid())
+    Heartbeat(heartbeat_dir(pod.run_dir), rank=0, local_rank=0, observed=True, clock=lambda: began).flush()
+    watch = GangWatch(pod)
+    monkeypatch.setattr(watch, "_take_stacks", dict)
+    watch.look(began, may_ask=False)
+    watch.look(time.monotonic() - 1.0, may_ask=False)
+    (silent,) = watch._ranks
+    assert silent.progress_at == began
+    (tmp_path / "line").write_text("it goes on")
+    (asked,) = watch._account()["ranks"]
+    assert asked["silentSeconds"] == 0.0

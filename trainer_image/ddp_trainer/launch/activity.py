@@ -36,10 +36,12 @@ class Activity:
         self._disturbed = False
         self._disturbing = 0
 
-    def by_pid(self, pids: Iterable[int], now: float) -> dict[int, float]:
-        """When each of `pids` was last active. What nobody has looked at counts as active: all since the last look."""
+    def by_pid(self, pids: Iterable[int], now: float, *, again: bool = False) -> dict[int, float]:
+        """When each of `pids` was last active. What nobody has looked at counts as active: all since the last look,
+        which is up to `look_seconds` old unless they are looked at `again`.
+        """
         if not self._disturbing:
-            self._looks = {pid: self._look(pid, now) for pid in pids}
+            self._looks = {pid: self._look(pid, now, again) for pid in pids}
             self._disturbed = False
         return {pid: now - (look.at - look.active_at) for pid, look in self._looks.items()}
 
@@ -57,9 +59,9 @@ class Activity:
             self._disturbed = True
             self._disturbing -= 1
 
-    def _look(self, pid: int, now: float) -> _Look:
+    def _look(self, pid: int, now: float, again: bool) -> _Look:
         before = self._looks.get(pid)
-        if before is not None and now - before.at < self.look_seconds and not self._disturbed:
+        if before is not None and now - before.at < self.look_seconds and not self._disturbed and not again:
             return before
         usage = processes.usage(pid)
         if before is not None and self._disturbed:

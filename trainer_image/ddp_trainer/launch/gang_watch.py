@@ -55,7 +55,6 @@ class GangWatch:
         self._limits = Limits(pod.stall_min_seconds, pod.stall_max_seconds)
         self._activity = Activity(self._limits.max_seconds)
         self._ranks: Sequence[Rank] = ()
-        self._ranks_at = 0.0
         self._stacks: tuple[float, dict[int, str]] = (-1e9, {})
         self._next_question = 0.0
         self._stopped_at: dict[int, float] = {}
@@ -66,7 +65,7 @@ class GangWatch:
 
     def look(self, now: float, *, may_ask: bool) -> Stall | None:
         """The stall, if there is one; `now` is monotonic seconds. Without `may_ask` only one that others have found."""
-        self._ranks, self._ranks_at = self._own_ranks(now), now
+        self._ranks = self._own_ranks(now)
         if self._accounts is None:
             return self._judged_alone(now) if may_ask and self._is_late(now) else None
         if self._accounts.verdict is not None:
@@ -120,19 +119,19 @@ class GangWatch:
     def _is_late(self, now: float) -> bool:
         return any(is_late(rank, now, self._limits) for rank in self._ranks)
 
-    def _own_ranks(self, now: float) -> list[Rank]:
+    def _own_ranks(self, now: float, *, again: bool = False) -> list[Rank]:
         living = {entry["pid"]: entry for entry in _living(self._pod.run_dir)}
         heartbeats = [beat for beat in read_heartbeats(self._pod.run_dir) if beat["pid"] in living]
         states = {pid: processes.state(pid) for pid in living}
         self._stopped_at = {pid: self._stopped_at.get(pid, now) for pid, state in states.items() if state == "T"}
-        active_at, ended = self._activity.by_pid(living, now), _ended(self._pod.run_dir)
+        active_at, ended = self._activity.by_pid(living, now, again=again), _ended(self._pod.run_dir)
         return ranks_of(heartbeats, states, active_at, self._pod.node_rank, ended, self._stopped_at)
 
     def _judged_alone(self, now: float) -> Stall | None:
         if now < self._next_question:
             return None
-        stacks = self._take_stacks()
-        found = stalled([_with_stack(rank, stacks.get(rank.rank, "")) for rank in self._ranks], now, self._limits)
+        ranks, stacks = self._own_ranks(now, again=True), self._take_stacks()
+        found = stalled([_with_stack(rank, stacks.get(rank.rank, "")) for rank in ranks], now, self._limits)
         if found is None:
             self._next_question = now + self._pause
             return None
@@ -192,10 +191,14 @@ class GangWatch:
         return min(LONGEST_PAUSE_SECONDS, 3 * self._activity.look_seconds)
 
     def _account(self) -> Account:
-        """For the other launchers; on the thread of `accounts`."""
-        ranks, at = self._ranks, self._ranks_at
-        stacks = self._take_stacks()
-        own = [_described(rank, stacks.get(rank.rank, ""), at, self._limits) for rank in ranks]
+        """For the other launchers; on the thread of `accounts`.
+
+        A rank that has waited, and goes on now, is no longer late: by the last look it would be, with a stack that
+        waits for nobody.
+        """
+        now = time.monotonic()
+        ranks, stacks = self._own_ranks(now, again=True), self._take_stacks()
+        own = [_described(rank, stacks.get(rank.rank, ""), now) for rank in ranks]
         ended = [
             {"rank": rank, "phase": ENDED, "step": _step(self._pod.run_dir, rank)}
             for rank in _ended(self._pod.run_dir).values()
@@ -237,7 +240,7 @@ def ranks_in(account: Account, now: float) -> list[Rank]:
     ]
 
 
-def _described(rank: Rank, stack: str, at: float, limits: Limits) -> dict[str, Any]:
+def _described(rank: Rank, stack: str, at: float) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "phase": rank.phase,
