@@ -116,6 +116,16 @@ def wait_degraded(history: History, cause: Cause) -> dict[str, Any]:
     return history.wait(said, f"job {cause.name} is Degraded: {cause.reason}")
 
 
+def wait_condition(history: History, cause: Cause, type_: str, status: str) -> None:
+    """Wait until a condition of the job has this status."""
+
+    def has() -> bool:
+        found = condition(history.latest("ddpjobs", cause.name), type_)
+        return found is not None and found["status"] == status
+
+    history.wait(has, f"{type_} of job {cause.name} is {status}")
+
+
 def prepare(kubectl: Kubectl) -> None:
     """What the causes need, in force."""
     for obj in (obj for cause in CAUSES for obj in cause.before):

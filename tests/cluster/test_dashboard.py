@@ -9,9 +9,10 @@ import helm_python as helm
 import yaml
 from tests.cluster.conftest import recorded
 from tests.cluster.installation import CHART, Images, chart_values
-from tests.cluster.kube import Kubectl, Object
+from tests.cluster.kube import Kubectl, KubectlFailed, Object
 from tests.cluster.scenario import Scenario, reader_pod
 from tests.cluster.test_shared_claim import claim, runs
+from tests.support.waiting import eventually
 
 NAME = "pages-ddpjob-operator-dashboard"
 
@@ -51,8 +52,14 @@ def test_the_dashboard_shows_a_job_that_is_deleted_from_the_volume(
             url = f"http://{service['spec']['clusterIP']}{path}"
             return re.sub(r"\s+", " ", jobs.python("visitor", GET, url, NAME))
 
+        def answers() -> str | None:
+            try:
+                return page(job)
+            except KubectlFailed:  # the address of a Service leads to a pod some time after that is ready
+                return None
+
         job = f"/jobs/{jobs.namespace}/digits"
-        assert "Succeeded" in page(job)
+        assert "Succeeded" in eventually(answers, "the pages are served at the address of their Service")
         jobs.delete("ddpjob", "digits")
         scenario.history.wait(lambda: scenario.pods(0) == [], "its pods are gone")
         assert job in page("/")

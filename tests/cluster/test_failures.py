@@ -33,11 +33,12 @@ while True:
 @pytest.mark.fault(28)
 def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
     scenario.apply()
-    before = scenario.wait_trained(HIT)
+    scenario.wait_phase("Running")
     kubectl = scenario.kubectl
     follow = (*COMMAND, "logs", "--follow", "digits", "--namespace", kubectl.namespace)
     with Popen(follow, env=kubectl.environment(), stdout=PIPE, stderr=PIPE, text=True) as logs:
         assert logs.stdout is not None
+        before = scenario.wait_trained(HIT)  # meanwhile the command starts
         assert logs.stdout.readline().startswith("[rank ")  # it follows the first attempt
         scenario.kill_rank(0)
         failure = scenario.wait_phase("Succeeded")["lastFailure"]

@@ -21,7 +21,9 @@ STEPS = 600
 HIT = 20
 """A snapshot is saved by then, which could be read."""
 SECONDS = 0.15
-"""Of each step until the test is done with the job: on a slow machine, too, replacements come before the end."""
+"""Of each step until the test is done with the job."""
+SLOWLY, SLOW_SECONDS = 300, 0.5
+"""From which step of a process on they take longer: on a slow machine, too, replacements come before the end."""
 
 TASK = f"""
 import time
@@ -31,7 +33,7 @@ from ddp_trainer.tasks.digits import Digits
 class Paced(Digits):
     def __init__(self, paced: bool = True) -> None:
         super().__init__(width=8, dropout=0.0)
-        self._is_paced = paced
+        self._is_paced, self._paced = paced, 0
 
     def model(self):  # in 64 bits: in 32 the order of a sum shows after hundreds of steps on some processors
         return super().model().double()
@@ -41,8 +43,8 @@ class Paced(Digits):
 
     def loss(self, output, batch):
         if self._is_paced and output.requires_grad:
-            self._is_paced = not Path("/mnt/shared/hurry").exists()
-            time.sleep({SECONDS})
+            self._is_paced, self._paced = not Path("/mnt/shared/hurry").exists(), self._paced + 1
+            time.sleep({SECONDS} if self._paced < {SLOWLY} else {SLOW_SECONDS})
         return super().loss(output, batch)
 """
 

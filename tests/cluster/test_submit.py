@@ -92,14 +92,17 @@ from torch.utils.data import DataLoader, TensorDataset
 dist.init_process_group("gloo")
 model = DDP(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-began = None
+began, stepped = None, []
 for inputs, targets in DataLoader(TensorDataset(torch.ones(80, 4), torch.ones(80, 1)), batch_size=2):
     began = began or time.time()
     time.sleep(0.5)
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(inputs), targets).backward()
     optimizer.step()
+    stepped.append(time.time())
 print("trained for", time.time() - began, "s", flush=True)
+steps = [after - before for before, after in zip(stepped, stepped[1:])]
+print("steps took", min(steps), "to", max(steps), "s", flush=True)
 dist.destroy_process_group()
 """
 ACTIVITIES = {name for name, field in Goodput.model_fields.items() if field.annotation is float}
@@ -114,7 +117,9 @@ def test_a_script_that_knows_nothing_of_ddpjob_is_seen(scenario: Scenario, tmp_p
     progress = status["progress"]
     assert progress["step"] == 40
     assert 0 <= progress["loss"] < 10
-    assert progress["samplesPerSecond"] == pytest.approx(2 * NODES / 0.5, rel=0.3)
+    # an average of steps: how long they take is the machine's matter
+    shortest, longest = map(float, re.search(r"\[rank 0\] steps took (\S+) to (\S+) s", done.stdout).groups())
+    assert 0.9 * 2 * NODES / longest <= progress["samplesPerSecond"] <= 1.1 * 2 * NODES / shortest
     goodput = DDPJobStatus.model_validate(status).goodput
     seconds = sum(getattr(goodput, name) for name in ACTIVITIES)
     assert goodput.ratio * seconds == pytest.approx(stopwatch, rel=0.05)

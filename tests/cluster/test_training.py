@@ -104,10 +104,20 @@ def test_it_costs_its_pods_their_release_a_service_a_claim_and_three_writes(
         "create networkpolicies.networking.k8s.io": 1,
     }
     assert written == len(unbroken.scenario.statuses) - 1, "a write that changed nothing"
-    changes = [_changed(*pair) for pair in pairwise(unbroken.scenario.statuses)]
-    of_state = [changed for changed in changes if not changed <= PROGRESS]
-    assert len(of_state) <= 3, of_state
-    assert events <= 3
+    of_state = [pair for pair in pairwise(unbroken.scenario.statuses) if not _changed(*pair) <= PROGRESS]
+    slow = [pair for pair in of_state if _is_slow_start(*pair)]
+    assert len(of_state) - len(slow) <= 3, [_changed(*pair) for pair in of_state]
+    assert events <= 3 + len(slow)
+
+
+def _is_slow_start(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether a write only says why the gang does not start: what lasts for more than three seconds is worth one, and
+    an event. On a busy machine a claim may take so long to be bound, or a pod to be placed.
+    """
+    one, other = ({item["type"]: item for item in status.get("conditions", ())} for status in (before, after))
+    said = {type_ for type_ in one.keys() | other.keys() if one.get(type_) != other.get(type_)}
+    starts = before.get("phase") == after.get("phase") == "Starting"
+    return starts and said <= {"Degraded", "Scheduled"} and _changed(before, after) <= {*PROGRESS, "conditions"}
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
