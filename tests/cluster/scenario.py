@@ -10,8 +10,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from tests.cluster.asking import asked
 from tests.cluster.history import ATTEMPT, JOB, NODE_RANK, History
-from tests.cluster.kube import Kubectl, KubectlFailed, Object, describe
+from tests.cluster.kube import Kubectl, Object, describe
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 NODES = 2
@@ -144,11 +145,7 @@ class Scenario:
         """What the trainer says of itself (docs/contracts.md section 4), or None while it does not answer."""
         pod = self.pod_name(node_rank, attempt)
         path = f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}:9400/proxy/status"
-        try:
-            answer: dict[str, Any] = self.kubectl.raw(path)
-            return answer
-        except KubectlFailed:
-            return None
+        return asked(self.kubectl.kubeconfig, path)
 
     def wait_trained(self, step: int, attempt: int = 0, seconds: float = CLUSTER_SECONDS) -> dict[str, Any]:
         """Node rank 0's report once training is past `step` and has saved a snapshot."""

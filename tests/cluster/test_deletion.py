@@ -29,6 +29,8 @@ def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
     scenario.apply(shared={"retain": retain})
     scenario.wait_phase("Running")
     scenario.kubectl.delete("ddpjob", "digits")
+    # all there is takes dozens of requests to list
+    scenario.history.wait(lambda: scenario.history.present("pods") == [], "its pods are gone")
     eventually(
         lambda: everything(scenario.kubectl) - everything(empty) == left,
         f"nothing is left but {left or 'nothing'}",
