@@ -18,7 +18,7 @@ from typing import Any
 from tests.cluster.scenario import NODES, Scenario
 from tests.cluster.transcripts import TRAIN
 from tests.support.command import COMMAND, to_cluster
-from tests.support.waiting import CLUSTER_SECONDS, eventually
+from tests.support.waiting import CLUSTER_SECONDS
 
 TRAINING = ("submit", "train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS=1", "-d", "--", "--steps", "100000")
 COLUMNS = 60
@@ -74,11 +74,11 @@ class Person:
         """Wait until the job has reported this step in this attempt."""
 
         def reached() -> bool:
-            status = (self.scenario.kubectl.get("ddpjob", name) or {}).get("status") or {}
+            status = (self.scenario.history.latest("ddpjobs", name) or {}).get("status") or {}
             steps = int((status.get("progress") or {}).get("step") or 0)
             return (status.get("phase"), status.get("attempt"), steps >= step) == ("Running", attempt, True)
 
-        eventually(reached, f"{name} trains in attempt {attempt}", CLUSTER_SECONDS)
+        self.scenario.history.wait(reached, f"{name} trains in attempt {attempt}")
 
 
 class Terminal:
@@ -114,6 +114,9 @@ class Terminal:
         while self.process.poll() is None:
             if select.select([self._descriptor], [], [], 0.2)[0]:
                 self._shown += self._read()
+        # what it wrote at its end
+        while select.select([self._descriptor], [], [], 1.0)[0] and (part := self._read()):
+            self._shown += part
         return self.process.returncode
 
     def _read(self) -> bytes:
