@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,8 +31,10 @@ from tests.support.local_run import new_job
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.diagnosis import advice_for, diagnose
+from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.follow.why import Seen, why
 from ddpjob_operator.local.display import PlainDisplay
+from ddpjob_operator.local.runner import Outcome
 from ddpjob_operator.local.volume import open_shared
 
 ROOT = Path(__file__).parents[1]
@@ -135,13 +138,18 @@ def ranks_per_node(name: str) -> int:
     return int(dict(_SETTING.findall((SCRIPTS / f"{name}.py").read_text())).get("ranks", 1))
 
 
-def run(name: str, folder: Path) -> Row:
+def in_new_processes(job: Job, shared: Path) -> Outcome:
+    """As `ddpjob run` does: the page says how long that takes."""
+    return asyncio.run(local_run.run(job, shared, PlainDisplay(io.StringIO())))
+
+
+def run(name: str, folder: Path, run_job: Callable[[Job, Path], Outcome] = in_new_processes) -> Row:
     """Run one script as a job, with `folder` as the volume."""
     shared = open_shared(folder)
     shutil.copy(SCRIPTS / f"{name}.py", shared)
     job = new_job(JOB, _spec(name))
     began = time.monotonic()
-    outcome = asyncio.run(local_run.run(job, shared, PlainDisplay(io.StringIO())))
+    outcome = run_job(job, shared)
     now = datetime.now(UTC)
     seen = Seen(job.name, job.created, job.spec, outcome.status, pods=(), warnings=(), now=now)
     row = replace(_row(title_of(name), outcome.status, time.monotonic() - began), answer=why(seen).text())

@@ -40,9 +40,7 @@ class ForkedOperator:
     """As an asyncio.subprocess.Process. It ends with the process of the tests."""
 
     def __init__(self, command: Sequence[str], folder: Path, environment: dict[str, str], log: int) -> None:
-        self._process = Forked(
-            list(command[1:]), environment, log, imported=IMPORTED, path=environment["PYTHONPATH"], folder=folder
-        )
+        self._process = Forked(list(command[1:]), environment, log, imported=IMPORTED, folder=folder)
         self.pid = self._process.pid
 
     @property

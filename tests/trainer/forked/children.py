@@ -13,18 +13,22 @@ import gc
 import os
 import runpy
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib import _bootstrap  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULES = ("ddp_trainer.rank.agent", "ddp_trainer.rank.worker")
-"""Of which a forked process runs a copy of itself; everything else is executed."""
+MODULES = ("ddp_trainer.launch", "ddp_trainer.rank.agent", "ddp_trainer.rank.worker")
+"""Of which a forked process runs a copy of itself; everything else is executed, but for this script."""
+CONTAINER = str(Path("ddpjob_operator", "local", "container.py"))
 STREAMS = ((0, "r", -1), (1, "w", 1), (2, "w", 1))
 
 _execute: Callable[..., int] = subprocess._fork_exec  # type: ignore[attr-defined]
+_replace: Callable[..., NoReturn] = os.execvp
 _imported: frozenset[str] = frozenset()
 _path: list[str] = []
 _exit_handlers: list[Callable[..., Any]] = []
@@ -36,8 +40,10 @@ def fork_children() -> None:
     """From now on, in this process and those that it forks."""
     global _imported
     _imported = frozenset(sys.modules)
-    _path[:] = sys.path[1:]
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # of what the server imports
+    _path[:] = [folder for folder in sys.path[1:] if folder not in own]
     subprocess._fork_exec = _start  # type: ignore[attr-defined]
+    os.execvp = _become  # type: ignore[assignment]
     register = atexit.register
 
     def recorded(handler: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
@@ -69,20 +75,30 @@ def _start(arguments: Sequence[str], *how: Any) -> int:
     return pid
 
 
+def _become(program: str, arguments: Sequence[str]) -> NoReturn:
+    """What container.py calls in its child, which is a copy already."""
+    words = _in_a_copy(arguments)
+    if words is None:
+        _replace(program, arguments)
+    _run_to_the_end(words, kept=set())
+
+
 def _in_a_copy(arguments: Sequence[str]) -> list[str] | None:
     """The arguments of Python, if they are to be run so."""
     program, *words = (os.fsdecode(word) for word in arguments)
     words = words[1:] if words[:1] == ["-u"] else words
-    return words if program == sys.executable and words[:1] == ["-m"] and words[1] in MODULES else None
+    if program != sys.executable:
+        return None
+    if words[:2] == ["-I", "-S"] and words[2].endswith(CONTAINER):
+        return words[2:]
+    return words if words[:1] == ["-m"] and words[1] in MODULES else None
 
 
 def _run_to_the_end(words: Sequence[str], kept: set[int]) -> NoReturn:
     """Run the module as a new process would, with no descriptors but these and the standard streams; end as Python
     does.
     """
-    for descriptor in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept - {0, 1, 2}:
-        with contextlib.suppress(OSError):  # the one that has read this folder
-            os.close(descriptor)
+    _close_all_but(kept | {0, 1, 2})
     try:
         _forget()
         run(words)
@@ -98,6 +114,20 @@ def _run_to_the_end(words: Sequence[str], kept: set[int]) -> NoReturn:
     os._exit(code)
 
 
+def _close_all_but(kept: set[int]) -> None:
+    """Numbers of pipes stay in use, for nothing: an agent's store is libuv's, which closes the two of its own pipe in
+    each process that is forked from one that is forked, and opens others, whatever they are by then.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept - {nothing}:
+        with contextlib.suppress(OSError):  # the one that has read this folder
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                os.dup2(nothing, descriptor, inheritable=False)
+            else:
+                os.close(descriptor)
+    os.close(nothing)
+
+
 def _forget() -> None:
     """The state of the process that this one is a copy of: signals, modules, exit handlers, standard streams."""
     signal.set_wakeup_fd(-1)
@@ -108,6 +138,9 @@ def _forget() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     while _exit_handlers:
         atexit.unregister(_exit_handlers.pop())
+    # a lock that another thread held while this process was forked has nobody to release it
+    _bootstrap._module_locks.clear()  # type: ignore[attr-defined]
+    _bootstrap._blocking_on.clear()  # type: ignore[attr-defined]
     _forgotten.extend(sys.modules.pop(name) for name in {*sys.modules} - _imported)
     _forgotten.extend((sys.stdin, sys.stdout, sys.stderr))
     new: list[Any] = [open(target, mode, buffering, closefd=False) for target, mode, buffering in STREAMS]  # noqa: SIM115

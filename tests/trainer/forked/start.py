@@ -19,6 +19,8 @@ from pathlib import Path
 from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+PACKAGES = (ROOT / "operator", ROOT / "trainer_image", ROOT)
 TORCH = (
     "torch",
     "torch.distributed.run",
@@ -28,6 +30,8 @@ TORCH = (
     "safetensors.torch",
 )
 LIBRARIES = ("transformers.trainer", "transformers.models.bert.modeling_bert", "lightning.pytorch", "accelerate")
+RUNS = (*TORCH, "tests.support.local_run")
+"""For `ddpjob run`; launchers and ranks that it starts find nothing of their own imported."""
 _servers: list[subprocess.Popen[bytes]] = []
 
 
@@ -48,12 +52,10 @@ class Forked:
         output: int,
         *,
         imported: tuple[str, ...] = TORCH,
-        path: str = "",
         folder: Path | None = None,
     ) -> None:
-        """`imported` is found in `path`, too."""
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(_address(imported, path))
+        self._server.connect(_address(imported))
         socket.send_fds(self._server, [b"F"], [output, output])
         request = {"command": command, "folder": str(folder or Path.cwd()), "environment": environment}
         self._server.sendall(json.dumps(request).encode() + b"\n")
@@ -91,12 +93,12 @@ class Forked:
 
 
 @cache
-def _address(imported: tuple[str, ...], path: str = "") -> str:
+def _address(imported: tuple[str, ...]) -> str:
     """Of the server that has imported these."""
     address = Path(tempfile.mkdtemp(prefix="ranks-"), "socket")
     server = subprocess.Popen(
         [sys.executable, str(HERE / "server.py"), str(address), *imported],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": path} if path else {}),
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, PACKAGES))},
         stdin=subprocess.PIPE,
     )
     _servers.append(server)
