@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.support.starting import starts_processes
 from tests.trainer.documented import ROOT, blocks, pattern
 from tests.trainer.examples.test_bring_your_script import lines
 from tests.trainer.examples.workbook import Example, Workbook
+from tests.trainer.forked import start as forked
 
 BLOCKS = blocks((ROOT / "docs" / "coming-from.md").read_text())
 (DIFF,) = (block.text for block in BLOCKS if block.language == "diff")
@@ -29,7 +29,7 @@ def test_a_script_with_mp_spawn_runs_before_and_afterwards_as_a_job(folder: Path
     checkpoint = folder / "checkpoint.pt"
     before = folder / "before.py"
     before.write_text(lines(DIFF, "-").replace("12355", str(free_port())))
-    subprocess.run([sys.executable, before, "1"], cwd=folder, check=True, timeout=120)
+    subprocess.run(forked.command(0, str(before), "1"), cwd=folder, check=True, timeout=120)
     checkpoint.unlink()
 
     (folder / "multigpu.py").write_text(lines(DIFF, "+"))

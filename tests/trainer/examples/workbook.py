@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import torch
 from tests.support.ports import free_port
 from tests.trainer.documented import ROOT, Block, blocks
+from tests.trainer.forked import start as forked
 
 HERE = Path(__file__).parent
 DEADLINE = 420
@@ -140,11 +140,14 @@ class Workbook:
         (installed / "entry_points.txt").write_text("\n".join(lines))
 
     def put_commands_on_path(self) -> None:
+        """Each has its process forked with torch imported; torchrun starts `python` for its ranks (PYTHON_EXEC)."""
         (self.folder / "bin").mkdir()
         modules = {"python": "", "torchrun": " -m torch.distributed.run", "ddpjob": " -m ddpjob_operator.cli.main"}
         for name, module in modules.items():
             command = self.folder / "bin" / name
-            command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{module} "$@"\n')
+            # what torchrun puts before a program; and an agent of `ddpjob run` has ranks that are its own children
+            first = "unset PYTHON_EXEC" if name == "ddpjob" else '[ "$1" = -u ] && shift'
+            command.write_text(f'#!/bin/sh\n{first}\nexec {shlex.join(forked.command(0))}{module} "$@"\n')
             command.chmod(0o755)
 
     @property
@@ -154,6 +157,7 @@ class Workbook:
             **inherited,
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT / 'trainer_image'}:{ROOT / 'operator'}:{self.folder}",
+            "PYTHON_EXEC": str(self.folder / "bin" / "python"),
             "OMP_NUM_THREADS": "1",
         }
 
@@ -178,9 +182,8 @@ class Workbook:
         pairs = [(example, run) for example in wanted for run in example.runs if run.ranks == ranks]
         asked, answered = self.folder / f"asked-{ranks}.json", self.folder / f"answered-{ranks}.json"
         asked.write_text(json.dumps([{"environment": run.environment, "arguments": run.arguments} for _, run in pairs]))
-        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
         done = subprocess.run(
-            [sys.executable, *start, str(HERE / "in_one_group.py"), str(asked), str(answered)],
+            forked.command(ranks, str(HERE / "in_one_group.py"), str(asked), str(answered)),
             cwd=self.folder,
             env=self._environment,
             capture_output=True,
