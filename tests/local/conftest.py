@@ -75,13 +75,14 @@ class Started:
         return set(found[1:])
 
     def scratch(self) -> set[Path]:
-        """The scratch folders of its pods that run now; those of another run of the job, beside it, are not its."""
-        found: set[Path] = set()
-        for pid in self.descendants():
-            with suppress(OSError):  # it has just ended
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                values = (item.partition(b"=")[2] for item in variables if item.startswith(b"DDPJOB_SCRATCH="))
-                found.update(Path(os.fsdecode(value)) for value in values)
+        """The scratch folders of its pods whose ranks run now; those of another run of the job, beside it, are not its,
+        and come and go meanwhile.
+        """
+        own, found = self.descendants(), set()
+        for folder in Path("/dev/shm").glob("ddpjob-*"):
+            with suppress(OSError):
+                if any(entry["pid"] in own for entry in run_dir.registrations(folder / "run")):
+                    found.add(folder)
         return found
 
     def pid_of_rank(self, rank: int) -> int:
