@@ -8,7 +8,6 @@ import runpy
 from pathlib import Path
 
 import helm_python as helm
-import kubernetes_validate
 import pytest
 from tests.packaging.chart import (
     ALL_OPTIONS,
@@ -23,6 +22,7 @@ from tests.packaging.chart import (
     of_kind,
     rendered,
 )
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.api.spec import DDPJobSpec
 
@@ -75,7 +75,7 @@ def test_helm_lint_strict_finds_nothing() -> None:
 def test_every_object_is_valid_on(version: str, overlay: str) -> None:
     for manifest in kustomized(f"overlays/{overlay}"):
         if manifest["kind"] != "CustomResourceDefinition":  # its schema refers to itself; the API server tests apply it
-            assert kubernetes_validate.validate(manifest, version, strict=True) == version
+            assert kubernetes_schemas.validate(manifest, version, strict=True) == version
 
 
 def test_the_crd_stays_when_the_release_goes() -> None:
@@ -107,7 +107,7 @@ def test_all_options_at_once_are_valid_on(version: str, namespaces: list[str]) -
     checked = []
     for manifest in everything(ALL_OPTIONS | {"watch": {"namespaces": namespaces}}):
         if manifest["kind"] not in WITHOUT_A_SCHEMA:
-            kubernetes_validate.validate(manifest, version, strict=True)
+            kubernetes_schemas.validate(manifest, version, strict=True)
             checked.append(manifest["kind"])
     assert {"Deployment", "PodDisruptionBudget", "Pod", "ConfigMap", "ServiceAccount"} <= set(checked)
 

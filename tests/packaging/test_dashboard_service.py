@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.page.server import is_own_host
 from ddpjob_operator.page.volumes import Volumes
@@ -37,7 +37,7 @@ def test_every_object_is_valid() -> None:
     objects = [item for item in rendered(ON) if item["metadata"]["name"] == NAME]
     assert len(objects) == 6
     for item in objects:
-        kubernetes_validate.validate(item, VERSIONS[-1], strict=True)
+        kubernetes_schemas.validate(item, VERSIONS[-1], strict=True)
 
 
 @pytest.mark.parametrize(("namespaces", "kind"), [([], "ClusterRole"), (["default"], "Role")])
@@ -118,7 +118,7 @@ def test_a_volume_of_jobs_is_mounted_read_only_and_the_program_knows_whose_it_is
 
     values: Manifest = {"dashboard": {"enabled": True, "shared": {"claimName": "data"} | shared}}
     deployment = own("Deployment", values)
-    kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
+    kubernetes_schemas.validate(deployment, VERSIONS[-1], strict=True)
     (volume,) = deployment["spec"]["template"]["spec"]["volumes"]
     assert volume["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
     (mount,) = container(values)["volumeMounts"]

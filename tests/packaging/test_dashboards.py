@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from tests.packaging.chart import Manifest, of_kind, rendered
 from tests.packaging.test_alerts import ALERTS
+from tests.support import kubernetes_schemas
 from tests.support.promql import unknown_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +167,7 @@ def test_the_chart_has_no_dashboards_by_default_and_then_those_of_the_files() ->
 
 def test_the_config_maps_are_valid() -> None:
     for manifest in config_maps({}).values():
-        kubernetes_validate.validate(manifest, "1.30", strict=True)
+        kubernetes_schemas.validate(manifest, "1.30", strict=True)
 
 
 def test_namespace_labels_and_annotations_are_values() -> None:

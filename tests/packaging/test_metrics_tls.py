@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import kubernetes_validate
 from tests.packaging.chart import VERSIONS, Manifest, of_kind, rendered, settings_of
+from tests.support import kubernetes_schemas
 
 WITH_TLS: Manifest = {"metrics": {"tls": {"secretName": "metrics-cert"}}, "serviceMonitor": {"enabled": True}}
 
@@ -16,7 +16,7 @@ def endpoint(values: Manifest) -> Manifest:
 
 def test_the_operator_gets_certificate_and_key_of_the_secret_and_nothing_else() -> None:
     (deployment,) = of_kind("Deployment", rendered(WITH_TLS))
-    kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
+    kubernetes_schemas.validate(deployment, VERSIONS[-1], strict=True)
     pod = deployment["spec"]["template"]["spec"]
     (volume,) = [found for found in pod["volumes"] if found["name"] == "metrics-tls"]
     assert volume["secret"]["secretName"] == "metrics-cert"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import helm_python as helm
-import kubernetes_validate
 import pytest
 from tests.packaging.chart import CHART, VERSIONS, Manifest, of_kind, rendered
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
 from ddpjob_operator.core.values.job import CLUSTER_DNS
@@ -93,7 +93,7 @@ def test_it_can_be_left_out() -> None:
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_it_is_valid_on(version: str, values: Manifest) -> None:
     (found,) = of_kind("NetworkPolicy", rendered({"operatorNetworkPolicy": values}))
-    kubernetes_validate.validate(found, version, strict=True)
+    kubernetes_schemas.validate(found, version, strict=True)
 
 
 @pytest.mark.parametrize("values", [{"mode": "open"}, {"apiServer": {"cidrs": ["10.96.0.1"]}}, {"metricsFrom": "all"}])

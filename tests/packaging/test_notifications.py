@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import helm_python as helm
-import kubernetes_validate
 import pytest
 from tests.packaging.chart import CHART, VERSIONS, Manifest, of_kind, operator_of, rendered
+from tests.support import kubernetes_schemas
 
 WITH: Manifest = {"notifications": {"secretName": "job-ends"}}
 ISOLATED: Manifest = {"operatorNetworkPolicy": {"mode": "isolated"}}
@@ -20,7 +20,7 @@ def references(values: Manifest) -> dict[str, Manifest]:
 def receivers(values: Manifest) -> list[Manifest]:
     """What an isolated operator reaches with these values, and not without."""
     (policy,), (without,) = (of_kind("NetworkPolicy", rendered(each)) for each in (ISOLATED | values, ISOLATED))
-    kubernetes_validate.validate(policy, VERSIONS[-1], strict=True)
+    kubernetes_schemas.validate(policy, VERSIONS[-1], strict=True)
     return [rule for rule in policy["spec"]["egress"] if rule not in without["spec"]["egress"]]
 
 
@@ -30,7 +30,7 @@ def test_url_and_token_come_from_the_secret_and_the_token_may_be_missing() -> No
         "TOKEN": {"name": "job-ends", "key": "token", "optional": True},
     }
     (deployment,) = of_kind("Deployment", rendered(WITH))
-    kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
+    kubernetes_schemas.validate(deployment, VERSIONS[-1], strict=True)
 
 
 def test_an_isolated_operator_reaches_the_receiver() -> None:

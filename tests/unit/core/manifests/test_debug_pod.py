@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import make_job
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.cluster.cache import key_of_pod, owner_of
 from ddpjob_operator.core.manifests.admission import admit
@@ -57,10 +57,10 @@ def debug_pod(node: str | None = "worker-3", gpus: bool = False, **spec: Any) ->
     return build_debug_pod(admitted.job, failed, Visit(1800, node, gpus))
 
 
-@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("version", ["1.25", kubernetes_schemas.latest_version()])
 def test_it_is_a_pod_of_the_restricted_profile_that_ends_by_itself(version: str) -> None:
     made = debug_pod()
-    kubernetes_validate.validate(made, version, strict=True)
+    kubernetes_schemas.validate(made, version, strict=True)
     assert list(pod_security_violations(made, PodSecurity.RESTRICTED)) == []
     assert made["spec"]["activeDeadlineSeconds"] == 1800
     assert made["spec"]["restartPolicy"] == "Never"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import DEFAULTS, UID, make_job
 from looks import admitted
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -67,10 +67,10 @@ def lets_in(found: Manifest, namespace: str, labels: dict[str, str], port: int) 
     return False
 
 
-@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("version", ["1.25", kubernetes_schemas.latest_version()])
 @pytest.mark.parametrize("isolated", [False, True])
 def test_a_policy_is_valid_for_the_api_server(isolated: bool, version: str) -> None:
-    kubernetes_validate.validate(policy(replace(OPEN, isolated=isolated)), version, strict=True)
+    kubernetes_schemas.validate(policy(replace(OPEN, isolated=isolated)), version, strict=True)
 
 
 def test_it_covers_the_gang_and_spares_and_not_the_pod_that_fetches_data() -> None:
@@ -137,7 +137,7 @@ def of_initializers(access: NetworkAccess, **spec: Any) -> Manifest:
     given = {"initializers": [{"name": "data", "source": "pvc://claim/a", "path": "a"}]} | spec
     gang, initializers = build_policies(admitted(make_job(**given), replace(DEFAULTS, network=access)))
     assert gang["metadata"]["name"] != initializers["metadata"]["name"]
-    kubernetes_validate.validate(initializers, kubernetes_validate.latest_version(), strict=True)
+    kubernetes_schemas.validate(initializers, kubernetes_schemas.latest_version(), strict=True)
     return initializers
 
 

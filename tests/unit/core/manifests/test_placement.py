@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import DEFAULTS, UID, make_job
 from looks import admitted
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.core.manifests.placement import REQUIRED
 from ddpjob_operator.core.manifests.pod_environment import Place
@@ -35,7 +35,7 @@ def spec_of(
         spec["podTemplate"] = {"spec": template}
     job = make_job(placement=placement or {}, **spec)
     manifest = build_pod(admitted(job, ON_THE_NETWORK), Place(2, 1, ServiceView("10.96.0.7", 2), avoid=avoid))
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    kubernetes_schemas.validate(manifest, kubernetes_schemas.latest_version(), strict=True)
     return manifest["spec"]
 
 

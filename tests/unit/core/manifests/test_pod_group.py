@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import UID, make_job
 from looks import admitted
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pod_group import COSCHEDULING, VOLCANO, build_pod_group, times, unknown_kind
@@ -23,7 +23,7 @@ GATES = [{"name": "kueue.x-k8s.io/admission"}]
 def pod(node_rank: int | None = 0, attempt: int = 2, size: int | None = None, **spec: Any) -> Manifest:
     service = ServiceView("10.96.0.7", attempt)
     manifest = build_pod(admitted(make_job(**spec)), Place(attempt, node_rank, service, "digits-x", size))
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    kubernetes_schemas.validate(manifest, kubernetes_schemas.latest_version(), strict=True)
     return manifest
 
 

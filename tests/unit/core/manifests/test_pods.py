@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import DEFAULTS, UID, make_job
 from looks import admitted
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.pod_environment import Place, launch_args
@@ -20,7 +20,7 @@ from ddpjob_operator.local.expansion import expand
 ANY_POD = replace(DEFAULTS, bounds=Bounds(pod_security=PodSecurity.PRIVILEGED))
 SERVICE = ServiceView("10.96.0.7", 2)
 VARIABLES = {"RANK": "expanded", "X": "expanded", "": "expanded"}
-SCHEMAS = ("1.25", kubernetes_validate.latest_version())
+SCHEMAS = ("1.25", kubernetes_schemas.latest_version())
 
 SIDECAR = {"name": "logs", "image": "busybox", "ports": [{"containerPort": 1}, {"containerPort": 2}]}
 TEMPLATES: dict[str, dict[str, Any]] = {
@@ -65,14 +65,14 @@ def test_a_pod_is_valid_for_the_api_server(template: dict[str, Any], version: st
         env=[{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
         resources={"requests": {"cpu": "500m"}, "limits": {"nvidia.com/gpu": 8}},
     )
-    kubernetes_validate.validate(manifest, version, strict=True)
+    kubernetes_schemas.validate(manifest, version, strict=True)
 
 
 @pytest.mark.parametrize("version", SCHEMAS)
 @pytest.mark.parametrize("shared", [{}, {"size": "1Ti", "storageClassName": "nfs", "retain": False}], ids=str)
 def test_service_and_claim_are_valid_for_the_api_server(shared: dict[str, Any], version: str) -> None:
-    kubernetes_validate.validate(build_service(admitted(make_job()), 2), version, strict=True)
-    kubernetes_validate.validate(build_pvc(admitted(make_job(shared=shared))), version, strict=True)
+    kubernetes_schemas.validate(build_service(admitted(make_job()), 2), version, strict=True)
+    kubernetes_schemas.validate(build_pvc(admitted(make_job(shared=shared))), version, strict=True)
 
 
 def breaches(manifest: Manifest) -> list[str]:
@@ -284,7 +284,7 @@ def test_settings_that_are_not_the_default_are_variables_of_their_own() -> None:
 )
 def test_a_pod_whose_place_may_change_reads_it_from_its_labels(spec: dict[str, Any]) -> None:
     manifest = pod(**spec)
-    kubernetes_validate.validate(manifest, SCHEMAS[-1], strict=True)
+    kubernetes_schemas.validate(manifest, SCHEMAS[-1], strict=True)
     (volume,) = (item for item in manifest["spec"]["volumes"] if item["name"] == "assignment")
     files = {item["path"]: item["fieldRef"]["fieldPath"] for item in volume["downwardAPI"]["items"]}
     read = {name: manifest["metadata"]["labels"][path.split("'")[1]] for name, path in files.items()}
@@ -304,7 +304,7 @@ CODE = {"configMaps": ["first", "second"], "sha256": "0" * 64, "requirements": "
 def test_submitted_code_is_mounted_in_parts() -> None:
     mine = {"volumes": [{"name": "ddpjob-code", "hostPath": {"path": "/"}}]}
     manifest = pod(mine, code=CODE)
-    kubernetes_validate.validate(manifest, SCHEMAS[-1], strict=True)
+    kubernetes_schemas.validate(manifest, SCHEMAS[-1], strict=True)
     (volume,) = (item for item in manifest["spec"]["volumes"] if item["name"] == "ddpjob-code")
     assert "hostPath" not in volume, "a volume of the template with this name is replaced"
     sources = [item["configMap"] for item in volume["projected"]["sources"]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import make_job
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.cluster.cache import owner_of
 from ddpjob_operator.core.manifests.admitted import Admitted
@@ -36,10 +36,10 @@ def of_a_claim(**annotations: str) -> Manifest:
     )
 
 
-@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("version", ["1.25", kubernetes_schemas.latest_version()])
 @pytest.mark.parametrize("made", [pod(), of_a_claim()], ids=["job", "claim"])
 def test_it_is_a_pod_of_the_restricted_profile_that_ends_by_itself(made: Manifest, version: str) -> None:
-    kubernetes_validate.validate(made, version, strict=True)
+    kubernetes_schemas.validate(made, version, strict=True)
     assert list(pod_security_violations(made, PodSecurity.RESTRICTED)) == []
     assert made["spec"]["activeDeadlineSeconds"] == LONGEST_SECONDS
     assert made["spec"]["automountServiceAccountToken"] is False

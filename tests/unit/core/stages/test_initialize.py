@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import kubernetes_validate
 import pytest
 from builders import DEFAULTS, NOW, UID, in_phase, later, make_job, make_report, seen
 from looks import admitted
+from tests.support import kubernetes_schemas
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.manifests.initializer import build_initializer
@@ -22,7 +22,7 @@ from ddpjob_operator.wire.pods import parse_initializer, parse_pod
 DATASET = {"name": "dataset", "source": "https://example.com/digits.tar", "path": "datasets/digits.tar"}
 MODEL = {"name": "model", "source": "pvc://models/tiny", "path": "models/tiny"}
 SCRIPT = {"name": "unpack", "script": "tar xf $(NAME) $HOME", "path": "datasets/digits"}
-SCHEMAS = ("1.25", kubernetes_validate.latest_version())
+SCHEMAS = ("1.25", kubernetes_schemas.latest_version())
 
 
 def make(*initializers: dict[str, Any], status: DDPJobStatus | None = None, **spec: Any) -> Job:
@@ -245,7 +245,7 @@ def env(container: Manifest) -> dict[str, Any]:
 @pytest.mark.parametrize("version", SCHEMAS)
 @pytest.mark.parametrize("initializers", [(DATASET,), (DATASET, MODEL, SCRIPT)], ids=len)
 def test_the_pod_is_valid_for_the_api_server(initializers: tuple[dict[str, Any], ...], version: str) -> None:
-    kubernetes_validate.validate(built(*initializers), version, strict=True)
+    kubernetes_schemas.validate(built(*initializers), version, strict=True)
 
 
 def test_initializers_run_in_order_each_in_a_container_of_its_own() -> None:
