@@ -39,7 +39,7 @@ busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy proces
 	$(BIN)/python -m tests.support.busy
 
 # Workers of pytest-xdist would each import torch and collect all tests, which takes a third of the time.
-IN_PROCESS := $(PYTEST) -q --timeout-method=signal -m "not processes"
+IN_PROCESS := $(PYTEST) -q -m "not processes"
 check-core: $(VENV)/.dev
 	$(IN_PROCESS) tests/unit/core tests/unit/simulation
 check-unit: $(VENV)/.dev
