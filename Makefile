@@ -32,7 +32,7 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long they and the longest tests took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
-check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: under a minute
+check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: a minute and a half on two
 	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-live check-trainer
 
 busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy processes; prints time and counts of each run
@@ -49,7 +49,7 @@ check-live: $(VENV)/.dev
 check-trainer: $(VENV)/.dev
 	$(IN_PROCESS) tests/trainer --ignore=tests/trainer/live
 
-test-unit: $(VENV)/.dev tools  ## decisions alone, no process of the trainer: under 30 s
+test-unit: $(VENV)/.dev tools  ## decisions alone, no process of the trainer: two minutes on one core
 	$(PYTEST) -q tests/unit
 
 test-trainer: $(VENV)/.dev tools  ## the trainer under real torchrun
