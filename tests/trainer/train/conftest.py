@@ -41,6 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Volume
             done = Volume(root, fresh=ranks == 2).train(ranks, "several.py", str(root / "runs.json"))
             assert done.returncode == 0, done.stdout + done.stderr
             (root / "output.txt").write_text(done.stdout)
+            (root / "errors.txt").write_text(done.stderr)
         return Volume(roots[ranks], name)
 
     return trained

@@ -55,3 +55,9 @@ def test_digits_are_learnt_to_a_held_out_accuracy_of_95_percent(run) -> None:
 
 def test_a_sequential_model_is_cut_into_pipeline_stages_by_itself(run) -> None:
     assert run(2, "pipeline-digits").events("finished")[0]["eval_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_no_run_calls_what_torch_has_deprecated(run, ranks: int) -> None:
+    lines = (run(ranks, "seven").root / "errors.txt").read_text().splitlines()
+    assert not [line for line in lines if "Warning" in line and "deprecated" in line]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_trainer.rank.collectives import all_gather_single
 from ddp_trainer.rank.world import World
 
 _VALUES: Final = 5
@@ -117,7 +118,7 @@ class _HostSums:
         else:
             if len(self._all) != size * _VALUES:
                 self._all = torch.zeros(size * _VALUES, dtype=torch.float64, device="cpu")
-            self._work = dist.all_gather_into_tensor(self._all, self._own, async_op=True)
+            self._work = all_gather_single(self._all, self._own, async_op=True)
 
     @property
     def is_complete(self) -> bool:

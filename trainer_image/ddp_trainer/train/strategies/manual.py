@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_trainer.client.gradients import from_first, shared_gradients, sum_gradients
+from ddp_trainer.rank.collectives import all_gather_single, reduce_scatter_single
 from ddp_trainer.train.data import StepBatch
 from ddp_trainer.train.strategies.base import Strategy
 
@@ -63,8 +64,8 @@ class ManualReduceScatterAllGather(ManualReduction):
         padding = gradients[0].new_zeros(-numbers % self.world.size)
         flat = torch.cat([*(gradient.flatten() for gradient in gradients), padding])
         part = flat.new_empty(flat.numel() // self.world.size)
-        dist.reduce_scatter_tensor(part, flat)
-        dist.all_gather_into_tensor(flat, part)
+        reduce_scatter_single(part, flat)
+        all_gather_single(flat, part)
         start = 0
         for gradient in gradients:
             gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
