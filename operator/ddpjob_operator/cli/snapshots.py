@@ -31,7 +31,7 @@ from ddpjob_operator.follow.volume_snapshots import (
     run_on_volume,
     snapshots_on_volume,
 )
-from ddpjob_operator.local.volume import VolumeError, lock_job
+from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.submit.pack import size_in_words
 from ddpjob_operator.wire.jobs import parse_status
@@ -44,7 +44,8 @@ def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ())
     checkpoints = shared.expanduser().absolute() / "checkpoints"
     directory = checkpoints / name
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or not directory.is_dir():
-        found = sorted(path.name for path in checkpoints.glob("*") if path.is_dir())
+        jobs = sorted(path.name for path in checkpoints.glob("*"))
+        found = [job for job in jobs if newest_snapshot(checkpoints.parent, job) is not None]
         there = f"it has those of {', '.join(found[:10])}" if found else "name the folder of the run with --shared"
         return _refuse(f"{shared} has no snapshots of {name}; {there}")
     if importlib.util.find_spec("ddp_trainer") is None:

@@ -59,5 +59,7 @@ def test_a_run_shows_the_step_that_it_is_to_begin_from(shared: Path) -> None:
 def test_a_job_that_is_not_there_is_refused_with_those_that_are(
     shared: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (shared / "checkpoints" / "began").mkdir()
+    (shared / "checkpoints" / "began" / "run.lock").touch()
     assert run_here(shared, name, "ls") == 2
     assert capsys.readouterr().err == f"error: {shared} has no snapshots of {name}; it has those of digits\n"

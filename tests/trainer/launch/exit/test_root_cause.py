@@ -107,6 +107,11 @@ def test_the_cause_is_the_earliest_failure_that_is_no_consequence_of_another(kno
     assert (cause.exit_code, cause.reason, cause.rank) == (code, reason, rank)
 
 
+def test_an_exception_without_a_message_is_named_once():
+    evidence = ExitEvidence(wall=1.0, procs=2, started=2, agent_code=1, outcomes=[record(1, AssertionError(), 1)])
+    assert find_cause(evidence).message == "rank 1 raised AssertionError"
+
+
 def test_a_rank_that_the_launcher_killed_was_not_killed_by_others():
     evidence = ExitEvidence(
         wall=1.0, procs=2, started=2, agent_code=1, failures=[failure(0, -9)], killed=frozenset({100})

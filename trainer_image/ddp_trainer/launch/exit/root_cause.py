@@ -219,7 +219,9 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
     if reason in ("UserError", "Fenced", "LossNotFinite", "LiveRecoveryFailed") and name is not None:
         message = f"rank {rank}: {text}"
     elif name is not None:
-        message = f"rank {rank} raised {name}{after}: {text}"
+        message = f"rank {rank} raised {name}{after}"
+        if text != name.rpartition(".")[2]:  # which an exception without a message has in its place
+            message += f": {text}"
     elif not text.startswith("exited with code"):
         message = f"rank {rank} exited{after}: {text}"
     else:
