@@ -9,6 +9,7 @@ import pytest
 from tests.packaging.chart import CHART, VERSIONS, Manifest, of_kind, rendered
 from tests.support import kubernetes_schemas
 
+from ddpjob_operator.core.manifests.network_policy import DNS_PORTS
 from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
 from ddpjob_operator.core.values.job import CLUSTER_DNS
 from ddpjob_operator.core.values.names import job_labels
@@ -70,7 +71,8 @@ def test_an_isolated_operator_reaches_the_api_server_dns_and_its_jobs() -> None:
     (server,) = dns["to"]
     assert server["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": CLUSTER_DNS.namespace}
     assert server["podSelector"]["matchLabels"] == dict(CLUSTER_DNS.labels), "the DNS servers that jobs reach"
-    assert {port["protocol"] for port in dns["ports"]} == {"UDP", "TCP"}
+    ports = {(port["port"], port["protocol"]) for port in dns["ports"]}
+    assert ports == {(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")}
     assert [port["port"] for port in jobs["ports"]] == [STATUS_PORT]
     (pods,) = jobs["to"]
     assert pods["podSelector"]["matchLabels"].items() <= job_labels("digits", "uid").items()

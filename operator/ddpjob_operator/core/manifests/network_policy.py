@@ -34,7 +34,8 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "ddpjob-operator"}
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 """On every namespace since Kubernetes 1.21 (KEP-2161); on an older one an administrator has to set it."""
 
-DNS_PORT = 53
+DNS_PORTS = (53, 5353)
+"""Of the servers' pods, which a policy goes by, not of their Service: 5353 on OpenShift."""
 
 
 def build_policies(admitted: Admitted) -> tuple[Manifest, ...]:
@@ -107,7 +108,7 @@ def _policy(admitted: Admitted, name: str, spec: Manifest) -> Manifest:
 
 def _names(access: NetworkAccess) -> list[Manifest]:
     """To resolve names; without resolvers nothing, since a rule without peers is open to all."""
-    ports = [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    ports = [{"port": port, "protocol": protocol} for port in DNS_PORTS for protocol in ("UDP", "TCP")]
     return [{"to": [_peer(resolver) for resolver in access.resolvers], "ports": ports}] if access.resolvers else []
 
 

@@ -30,7 +30,12 @@ DNS = {
             "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
         }
     ],
-    "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+    "ports": [
+        {"port": 53, "protocol": "UDP"},
+        {"port": 53, "protocol": "TCP"},
+        {"port": 5353, "protocol": "UDP"},  # of the servers' pods on OpenShift
+        {"port": 5353, "protocol": "TCP"},
+    ],
 }
 ISOLATED = replace(OPEN, isolated=True)
 FETCHING = {"initializers": [{"name": "data", "source": "https://example.com/a", "path": "a"}]}
