@@ -8,8 +8,10 @@ FROM ${BASE_IMAGE} AS source
 COPY LICENSE /opt/ddpjob/
 COPY operator/ddpjob_operator /opt/ddpjob/ddpjob_operator
 ARG VERSION=0
-# a distribution in name only, so that the package knows its version
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash /opt/ddpjob \
+# A checkout made with umask 077 has files that only its owner reads, who is root here. And a distribution in name only, so
+# that the package knows its version.
+RUN chmod -R a+rX /opt/ddpjob \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/ddpjob \
     && mkdir "/opt/ddpjob/ddpjob-${VERSION}.dist-info" \
     && printf 'Metadata-Version: 2.1\nName: ddpjob\nVersion: %s\n' "${VERSION}" > "/opt/ddpjob/ddpjob-${VERSION}.dist-info/METADATA"
 

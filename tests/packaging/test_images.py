@@ -36,18 +36,23 @@ class Image:
         found: dict[str, Any] = json.loads(self._read(manifest["Config"]))["config"]
         return found
 
-    @cached_property
+    @property
     def files(self) -> frozenset[str]:
         """Names of all files of all layers, without the leading slash."""
-        names: set[str] = set()
+        return frozenset(name for name, member in self.members.items() if not member.isdir())
+
+    @cached_property
+    def members(self) -> dict[str, tarfile.TarInfo]:
+        """Files and folders of all layers, by their names without the leading slash."""
+        found: dict[str, tarfile.TarInfo] = {}
         for layer in self._manifest["Layers"]:
             if self.path.is_dir():
                 with tarfile.open(self.path / layer) as content:
-                    names.update(member.name.removeprefix("./") for member in content if not member.isdir())
+                    found.update((member.name.removeprefix("./"), member) for member in content)
             else:
                 with tarfile.open(self.path) as archive, tarfile.open(fileobj=archive.extractfile(layer)) as content:
-                    names.update(member.name.removeprefix("./") for member in content if not member.isdir())
-        return frozenset(names)
+                    found.update((member.name.removeprefix("./"), member) for member in content)
+        return found
 
     @cached_property
     def _manifest(self) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def test_without_an_index_of_the_cpu_build_of_torch_nothing_is_built(tmp_path: P
     assert "set TORCH_INDEX_URL to PyTorch's index of CPU builds, or TORCH=cuda" in done.stderr
 
 
+OUR_PIP = "opt/venv/bin/pip"
 ENTRYPOINTS = {
     "operator": ["python", "-m", "ddpjob_operator.main"],
     "trainer": ["python", "-m", "ddp_trainer.launch"],
@@ -111,6 +117,15 @@ def test_an_image_runs_as_nobody_and_hears_sigterm(images: dict[str, Image], nam
     assert config["Entrypoint"] == ENTRYPOINTS[name]
     assert not config.get("Cmd") or config["Cmd"] == ["python3"]
     assert config["StopSignal"] == "SIGTERM"
+
+
+@pytest.mark.parametrize("name", ENTRYPOINTS)
+def test_nobody_may_read_all_that_is_ours(images: dict[str, Image], name: str) -> None:
+    """Also of a checkout with umask 077."""
+    ours = {path: found for path, found in images[name].members.items() if path.startswith(("opt/ddpjob/", OUR_PIP))}
+    assert len(ours) > 100
+    needed = {path: 0o005 if found.isdir() else 0o004 for path, found in ours.items()}
+    assert [path for path, found in ours.items() if found.mode & needed[path] != needed[path]] == []
 
 
 @pytest.mark.parametrize("name", ENTRYPOINTS)
