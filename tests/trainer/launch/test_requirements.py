@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import sys
 import sysconfig
@@ -13,8 +14,9 @@ import textwrap
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from subprocess import run
 from types import MappingProxyType
@@ -29,7 +31,14 @@ from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.launch import requirements
 from ddp_trainer.launch.code import put_code
-from ddp_trainer.launch.pip_output import PipKilled, hash_errors, pip_errors, unreachable, without_secrets
+from ddp_trainer.launch.pip_output import (
+    IndexFails,
+    PipKilled,
+    hash_errors,
+    pip_errors,
+    unreachable,
+    without_secrets,
+)
 from ddp_trainer.launch.requirements import (
     Interrupted,
     environment_key,
@@ -113,6 +122,60 @@ def test_a_host_that_pip_does_not_trust_is_named_with_the_fix(required, capfd) -
     log = capfd.readouterr().err
     assert "192.0.2.1 is not a trusted or secure host" in log
     assert "already satisfied" not in log, "of each package of the image a line"
+
+
+LISTED = b'<a href="/greeting-1.0-py3-none-any.whl">greeting-1.0-py3-none-any.whl</a>'
+
+
+@pytest.fixture
+def index() -> Iterator[Callable[[int, int], str]]:
+    """A package index that answers with one status for its list of versions, and with another one for a wheel."""
+    answers: list[int] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_list = self.path.startswith("/simple/")
+            self.send_response(answers[0] if is_list else answers[1])
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            if is_list:
+                self.wfile.write(LISTED)
+
+        def log_message(self, *_: object) -> None:
+            """Not to standard error."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def answering(of_list: int, of_wheel: int) -> str:
+        answers[:] = of_list, of_wheel
+        return f"http://me:secret@127.0.0.1:{server.server_port}/simple/"
+
+    yield answering
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("of_list", "of_wheel", "error", "says"),
+    [
+        (503, 200, IndexFails, "answers with 503 Server Error; if it goes on, name another one"),
+        (429, 200, IndexFails, "answers with 429 Client Error; if it goes on"),
+        (200, 503, IndexFails, "answers with 503 Server Error; if it goes on"),
+        (403, 200, UserError, "cannot be installed: the package index answers with 403 Forbidden; name one that"),
+        (404, 200, UserError, "cannot be installed: Could not find a version that satisfies the requirement"),
+    ],
+)
+def test_an_index_that_fails_is_not_blamed_on_the_requirements(
+    required, index, monkeypatch, tmp_path, of_list, of_wheel, error, says
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(error, match=re.escape(says)) as failure:
+        packages(required(f"--index-url {index(of_list, of_wheel)}\ngreeting\n"), go_on)
+    assert "secret" not in str(failure.value)
+    assert list((tmp_path / "shared/envs").iterdir()) == []
 
 
 BACKEND = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
+from http import HTTPStatus
 from itertools import takewhile
 from typing import Final
 
@@ -36,8 +37,36 @@ _QUERY: Final = re.compile(r"(: /[^\s?]*)\?\S+")
 """Of the path that ends pip's warning of a connection that it tries again."""
 
 
-class PipKilled(Exception):
-    """A signal ended pip, or the kernel a process of it for memory: the requirements may be right."""
+_ANSWER: Final = re.compile(
+    r"too many (\d{3}) error responses|: (\d{3}) (?:Client|Server) Error: |HTTP error (\d{3}) while getting"
+)
+"""The status in pip's words for an answer of the index."""
+_NOT_FETCHED: Final = "Could not fetch URL "
+
+
+class NotInstalled(Exception):
+    """Something else than the requirements is to blame, so the next attempt may install them. `reason` is that of the
+    failure of the pod.
+    """
+
+    reason: str
+
+
+class IndexFails(NotInstalled):
+    """The package index answers that it cannot serve now."""
+
+    reason = "WorkerException"  # by the words of the message, it is a NetworkError to the operator
+
+    def __init__(self, path: str, status: int) -> None:
+        answer = f"{status} {'Client' if status < 500 else 'Server'} Error"
+        super().__init__(
+            f"{path} was not installed, since the package index answers with {answer}; if it goes on, name another one "
+            "in PIP_INDEX_URL (submit -e)"
+        )
+
+
+class PipKilled(NotInstalled):
+    """A signal ended pip, or the kernel a process of it for memory."""
 
     def __init__(self, path: str, by: signal.Signals | None, *, for_memory: bool) -> None:
         self.reason = "OutOfMemory" if for_memory else "WorkerKilled"
@@ -89,8 +118,23 @@ def untrusted(lines: Sequence[str]) -> str:
     return next((found[1] for line in lines if (found := _UNTRUSTED.match(line))), "")
 
 
-def refusal(lines: Sequence[str]) -> str:
-    """What stopped pip, by its output, and what to do."""
+def answer_of_index(lines: Sequence[str], log: Sequence[str]) -> int | None:
+    """The HTTP status that left pip without a package; None if it was no such answer. pip keeps it from its output
+    where the list of versions is concerned: its `log` has it.
+    """
+    listed = any(_NO_VERSION in line for line in lines)
+    said = [line for line in log if _NOT_FETCHED in line] if listed else lines
+    found = [int(next(filter(None, match.groups()))) for line in said if (match := _ANSWER.search(line))]
+    return max(found, default=None)  # a package that one index lacks (404) may be in another one, which fails
+
+
+def refusal(lines: Sequence[str], answer: int | None = None) -> str:
+    """What stopped pip, by its output and the answer of the index, and what to do."""
+    if answer in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return (
+            f"the package index answers with {answer} {HTTPStatus(answer).phrase}; name one that this pod may use in "
+            "PIP_INDEX_URL (submit -e), with a user name and a password if it needs them, and submit the code again"
+        )
     if cause := unreachable(lines):
         return (
             f"this pod does not reach the package index ({cause}); name one that it reaches in PIP_INDEX_URL (submit "

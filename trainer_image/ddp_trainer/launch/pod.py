@@ -137,7 +137,7 @@ class Pod:
     def _have_packages(self, requirements: str) -> Assignment | int | None:
         """Have them installed, by node rank 0 for all. What follows instead of the attempt, if it cannot begin."""
         from ddp_trainer.launch.code import volume_failure
-        from ddp_trainer.launch.pip_output import PipKilled
+        from ddp_trainer.launch.pip_output import NotInstalled
         from ddp_trainer.launch.requirements import Interrupted, packages
 
         self._view = _View(self._pod, time.time(), idle=REQUIREMENTS)
@@ -147,7 +147,7 @@ class Pod:
                 self._pod = replace(self._pod, site_packages=packages(self._pod, self._pause))
             except UserError as error:
                 return report_start_failure(EXIT_USER, "UserError", str(error), self._pod, path)
-            except PipKilled as error:
+            except NotInstalled as error:
                 return report_start_failure(EXIT_FAILED, error.reason, str(error), self._pod, path)
             except OSError as error:
                 reason, text = volume_failure(f"{requirements} could not be installed on the volume", error)

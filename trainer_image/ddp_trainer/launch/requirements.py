@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -37,7 +38,15 @@ from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.messages import no_space
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
-from ddp_trainer.launch.pip_output import PipKilled, pip_errors, refusal, signal_of, without_secrets
+from ddp_trainer.launch.pip_output import (
+    IndexFails,
+    PipKilled,
+    answer_of_index,
+    pip_errors,
+    refusal,
+    signal_of,
+    without_secrets,
+)
 from ddp_trainer.launch.unused import ENVIRONMENT, PACKAGES, mark_used, remove_unused_aside
 
 POLL_SECONDS: Final = 0.5
@@ -76,8 +85,8 @@ class Source(NamedTuple):
 def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     """The folder with the packages that the code of `pod` requires; None if it requires none.
 
-    Raises UserError for what cannot be installed, OSError for the volume, PipKilled where pip did not come to its end,
-    and Interrupted where `pause` says so.
+    Raises UserError for what cannot be installed, OSError for the volume, NotInstalled where the next attempt may
+    install it, and Interrupted where `pause` says so.
     """
     if pod.code is None or pod.code.requirements is None:
         return None
@@ -188,6 +197,8 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         constraints = part / "constraints.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+        pip_log = part / "pip.log"
+        options += ["--log", str(pip_log)]
         command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", path]
         oom_kills = processes.oom_kills()
         code, lines = _run(command, work, pause)
@@ -196,8 +207,12 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
         if (by := signal_of(code)) is not None or (code != 0 and for_memory):
             raise PipKilled(path, by, for_memory=for_memory)
+        answer = answer_of_index(lines, _lines_of(pip_log)) if code != 0 else None
+        if answer is not None and (answer >= 500 or answer == HTTPStatus.TOO_MANY_REQUESTS):
+            raise IndexFails(path, answer)
         if code != 0:
-            raise UserError(f"{path} cannot be installed: {refusal(lines)}")
+            raise UserError(f"{path} cannot be installed: {refusal(lines, answer)}")
+        pip_log.unlink(missing_ok=True)
         installed = {
             found.metadata["Name"]: found.version
             for found in importlib.metadata.distributions(path=[str(site_packages(part))])
@@ -209,6 +224,13 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
     remove_unused_aside(env.parent.parent)
     count = "1 package" if len(installed) == 1 else f"{len(installed)} packages"
     log(f"installed {count} of {path} in {time.monotonic() - began:.1f} s")
+
+
+def _lines_of(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:  # pip has failed before it wrote any
+        return []
 
 
 def _make_environment(folder: Path) -> Path:

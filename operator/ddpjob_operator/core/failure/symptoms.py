@@ -364,7 +364,7 @@ _PROGRAM = (
     ),
     Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
-        r"|connection refused|\b(429|50\d) (client|server) error",
+        r"|connection refused|\b(429|5\d\d) (client|server) error",
         "NetworkError",
         "A server could not be reached: download data with initializers, and check DNS and NetworkPolicies.",
     ),

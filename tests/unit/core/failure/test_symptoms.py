@@ -205,6 +205,7 @@ CASES = [
         "StartError",
     ),
     case("requests", "AccessDenied", "401 Client Error: Unauthorized for url: https://models.example/gated"),
+    case("pip", "NetworkError", "r.txt was not installed, since the package index answers with 524 Server Error; if"),
     case("requests", "NetworkError", "503 Server Error: Service Unavailable for url: https://data.example/x.tar"),
     case("a script of one's own", "LossNotFinite", "loss is nan at step 7, stopping"),
     case("nobody", "WorkerException", "rank 0 raised ValueError after step 3: the colour is wrong"),
