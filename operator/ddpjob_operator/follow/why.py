@@ -322,10 +322,11 @@ def _lost(status: DDPJobStatus) -> tuple[Section, ...]:
 
 
 def _time(goodput: Goodput | None) -> tuple[Section, ...]:
-    """Where the time went: every activity that took a noticeable share, the largest first."""
+    """Where the time went: every activity that took a noticeable share, and a second, the largest first."""
     lines = [
         f"{share:>4.0%}  {_activity(name)}, {seconds_in_words(seconds)}"
         for name, seconds, share in goodput_shares(goodput)
+        if seconds >= 1
     ]
     return _section("Time", *lines)
 

@@ -230,6 +230,11 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
     )
 
 
+def test_a_job_that_has_just_begun_has_spent_no_time() -> None:
+    answer = why(seen(phase="Starting", goodput={"queued": 0.2}))
+    assert "Time" not in [section.title for section in answer.sections]
+
+
 def test_a_running_job_names_the_spares_that_have_taken_places() -> None:
     kept = {"digits-0-s1": 0, "digits-0-s0": 2, "digits-0-1": 1, "digits-0-s2": -1}
     answer = why(seen(phase="Running", restarts=2, liveRecoveries=2, internal={"keptPods": kept}))
