@@ -231,7 +231,7 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
 
 
 def test_a_job_that_has_just_begun_has_spent_no_time() -> None:
-    answer = why(seen(phase="Starting", goodput={"queued": 0.2}))
+    answer = why(seen(phase="Running", goodput={"queued": 0.2}))
     assert "Time" not in [section.title for section in answer.sections]
 
 
