@@ -384,7 +384,7 @@ class Applier:
         try:
             answer = await self.client.delete(f"{paths.jobs(job.namespace)}/{job.name}", "ddpjobs", body)
         except ApiError as error:
-            if not (error.not_found or error.conflict):
+            if not (error.object_is_gone or error.conflict):
                 raise
             answer = {}
         if answer.get("kind") == KIND:  # a finalizer holds it

@@ -135,7 +135,7 @@ class StatusWriter:
         try:
             written = await self.client.merge_patch(paths.job_status(*key), "ddpjobs/status", body)
         except ApiError as error:
-            if error.not_found:
+            if error.object_is_gone:
                 self.cache.drop_job(obj)
             elif error.conflict:
                 await self._read_again(key, obj)
@@ -161,6 +161,6 @@ class StatusWriter:
             found = await self.client.get(f"{paths.jobs(key.namespace)}/{key.name}", "ddpjobs")
             self.cache.confirm_job(found, doubts)
         except ApiError as error:
-            if not error.not_found:
+            if not error.object_is_gone:
                 raise
             self.cache.drop_job(obj)

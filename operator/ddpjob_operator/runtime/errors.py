@@ -32,6 +32,12 @@ class ApiError(Exception):
         return self.status == 404
 
     @property
+    def object_is_gone(self) -> bool:
+        """There is no such object. A 404 that names none is about its whole kind, which a server that has just started
+        (Kubernetes before 1.23) does not serve yet."""
+        return self.not_found and bool(self.details.get("name"))
+
+    @property
     def conflict(self) -> bool:
         """The resourceVersion or uid that guarded the call is not the object's current one."""
         return self.status == 409 and self.reason != "AlreadyExists"
