@@ -182,11 +182,9 @@ def _suspended(seen: Seen) -> Answer:
     since = found.last_transition_time if found is not None else None
     headline = f"{seen.name}: Suspended for {_ago(since, seen.now)}"
     queue = seen.spec.scheduling.queue if seen.spec is not None else None
-    todo = (
-        f"A queue resumes it: {queue}. See kubectl get workloads, and kubectl describe clusterqueue."
-        if queue
-        else f"ddpjob unsuspend {seen.name} resumes it, as does spec.suspend: false."
-    )
+    todo = f"ddpjob unsuspend {seen.name} resumes it, as does spec.suspend: false."
+    if queue:  # Kueue and Volcano hold back pods, and leave the field alone
+        todo += f" Its pods then wait in the queue {queue}."
     return Answer(headline, (*_progress(seen), _todo(todo), *_attempts(status.failures)))
 
 

@@ -269,8 +269,8 @@ def test_a_suspended_job_says_who_resumes_it() -> None:
     assert alone.headline == "digits: Suspended for 4m00s"
     assert "ddpjob unsuspend digits resumes it" in alone.text()
     queued = why(seen(phase="Suspended", spec={"scheduling": {"queue": "team-a"}})).text()
-    assert "A queue resumes it: team-a" in queued
-    assert "patch" not in queued
+    assert "ddpjob unsuspend digits resumes it" in queued, "no queue changes spec.suspend: it holds back pods"
+    assert "Its pods then wait in the queue team-a." in queued
 
 
 def test_a_job_that_succeeded_says_how_long_it_took() -> None:
