@@ -167,7 +167,11 @@ STARTUP = (
     Reason("FailedAttachVolume", _STARTUP, "A volume cannot be attached to the node."),
     Reason("FailedCreatePodSandBox", _STARTUP, "The network of a pod cannot be set up."),
     Reason("QuotaExceeded", _STARTUP, "A ResourceQuota does not allow an object."),
-    Reason("AdmissionDenied", _STARTUP, "An admission webhook or policy has rejected an object."),
+    Reason(
+        "AdmissionDenied",
+        _STARTUP,
+        "An admission webhook or policy has rejected an object, or changed the operator's labels.",
+    ),
     Reason("AdmissionFailed", _STARTUP, "An admission webhook does not respond, or fails."),
     Reason("TooLarge", _STARTUP, "An object is larger than the API server accepts, or than etcd stores: 1.5 MiB."),
     Reason("Forbidden", _STARTUP, "The API server has rejected an object: Pod Security, RBAC, or a missing object."),

@@ -18,8 +18,18 @@ from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_warnings
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
 from ddpjob_operator.cluster.children import CLAIM, SERVICE, Kind
-from ddpjob_operator.cluster.rejections import Rejected, forbids, problem_of, problem_with, refuses, taken
+from ddpjob_operator.cluster.rejections import (
+    Rejected,
+    changed_labels,
+    forbids,
+    problem_of,
+    problem_with,
+    refuses,
+    relabelled,
+    taken,
+)
 from ddpjob_operator.core.failure.log_tail import last_states
+from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS
 from ddpjob_operator.core.manifests.pod_group import unknown_kind
 from ddpjob_operator.core.values.actions import (
     Action,
@@ -228,9 +238,24 @@ class Applier:
             pod = await self.client.get(f"{collection}/{action.name}", "pods")
             if owner_of(pod) != _owner(job):
                 raise Rejected(taken("Pod", pod)) from None
+            await self._check_labels(job, action.manifest, pod, created=False)
         else:
+            await self._check_labels(job, action.manifest, pod, created=True)
             self.cache.count_creation(_owner(job), action.attempt, action.name, datetime.now(UTC))
         self.cache.put_pod(pod)
+
+    async def _check_labels(self, job: Job, wanted: Json, pod: Json, *, created: bool) -> None:
+        """No watch or list shows a pod without our label: it would run for ever, and its finalizer hold its namespace.
+
+        Raises:
+            Rejected: it lacks one; then it is deleted.
+        """
+        if not (changed := changed_labels(wanted, pod, created=created)):
+            return
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        await self._delete_pod(job, DeletePod(name, uid, RESTART_GRACE_SECONDS))
+        self.cache.forget_pod(uid)
+        raise Rejected(relabelled("Pod", pod, changed))
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
         preconditions = {"uid": action.uid}
@@ -335,9 +360,12 @@ class Applier:
             child = await self._existing(f"{collection}/{name}", resource, error)
             if owner_of(child) != _owner(job):
                 raise _not_ours(error, kind, child) from None
+            if kind == "Pod":
+                await self._check_labels(job, action.manifest, child, created=False)
         else:
             self._report_restored(lost, job, Kind(version, kind), name)
             if kind == "Pod":
+                await self._check_labels(job, action.manifest, child, created=True)
                 self.cache.count_creation(_owner(job), job.status.attempt, name, datetime.now(UTC))
         if kind == "Pod":
             self.cache.put_pod(child)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ddpjob_operator.core.values.job import (
+    ADMISSION_DENIED,
     ADMISSION_FAILED,
     NAME_TAKEN,
     NAMESPACE_TERMINATING,
@@ -10,6 +13,7 @@ from ddpjob_operator.core.values.job import (
     TOO_LARGE,
     Problem,
 )
+from ddpjob_operator.core.values.names import DOMAIN, LABEL_MANAGED_BY
 from ddpjob_operator.runtime.client import Json
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -40,7 +44,7 @@ def _reason(error: ApiError) -> str:
     if "failed calling webhook" in error.message or (error.denied and _is_a_failure(error)):
         return ADMISSION_FAILED
     if error.denied:
-        return "AdmissionDenied"
+        return ADMISSION_DENIED
     if error.too_large:
         return TOO_LARGE
     return error.reason or "Rejected"
@@ -67,6 +71,22 @@ def _is_a_failure(error: ApiError) -> bool:
 
 def _has_no_webhook(error: ApiError) -> bool:
     return error.status == 500 and "failed calling webhook" in error.message
+
+
+def changed_labels(wanted: Json, found: Json, *, created: bool) -> tuple[str, ...]:
+    """Labels by which the operator, its Service and its policies know a pod, and which `found` has not as it was to be
+    made. Of one that was not `created` now, those of its place may have changed since.
+    """
+    labels, has = wanted["metadata"].get("labels") or {}, found["metadata"].get("labels") or {}
+    ours = [name for name in labels if name == LABEL_MANAGED_BY or (created and name.startswith(f"{DOMAIN}/"))]
+    return tuple(name for name in ours if has.get(name) != labels[name])
+
+
+def relabelled(kind: str, obj: Json, names: Sequence[str]) -> Problem:
+    """A policy of the cluster has taken a pod out of the operator's sight."""
+    said = f"{kind} {obj['metadata']['name']} lacks what the operator sets as its label {' and '.join(names)}"
+    what = "an admission webhook or policy that changes labels has to leave out those of the operator"
+    return Problem(ADMISSION_DENIED, f"{said}, and was deleted: {what}")
 
 
 def taken(kind: str, obj: Json) -> Problem:

@@ -29,7 +29,7 @@ from ddpjob_operator.core.values.actions import (
     ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.names import FINALIZER
+from ddpjob_operator.core.values.names import FINALIZER, LABEL_ATTEMPT, LABEL_MANAGED_BY, MANAGED_BY
 from ddpjob_operator.runtime.client import Client
 
 JOB = Job("digits", "ns", "job-1", 1, datetime(2026, 1, 1, tzinfo=UTC), DDPJobSpec(), DDPJobStatus())
@@ -250,6 +250,45 @@ def pod(**metadata: Any) -> dict[str, Any]:
 
 
 GOING = {"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 30}
+
+
+LABELS = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_ATTEMPT: "0", "team": "a"}
+WANTED = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits-0-1", "labels": LABELS}}
+
+
+@pytest.mark.parametrize("action", [CreatePod("digits-0-1", 0, 1, WANTED), CreateChild(WANTED)])
+@pytest.mark.parametrize(
+    ("labels", "lacking"),
+    [
+        ({LABEL_MANAGED_BY: "platform"}, f"label {LABEL_MANAGED_BY} and {LABEL_ATTEMPT}, and was deleted"),
+        (LABELS | {LABEL_ATTEMPT: ""}, f"label {LABEL_ATTEMPT}, and was deleted"),
+        (LABELS | {"team": "b"}, ""),
+    ],
+)
+async def test_a_pod_that_a_policy_has_relabelled_is_deleted_since_no_watch_would_show_it(
+    server: Server, client: Client, action: CreatePod | CreateChild, labels: dict[str, str], lacking: str
+) -> None:
+    cache = Cache()
+    made, going = pod(labels=labels, finalizers=[FINALIZER]), pod(labels=labels, finalizers=[FINALIZER], **GOING)
+    server.answers = [ok(made), ok(going), ok(pod(labels=labels, **GOING))]
+    refused = await Applier(client, cache).carry_out(JOB, [action])
+    assert [request.method for request in server.asked] == (["POST", "DELETE", "PATCH"] if lacking else ["POST"])
+    assert len(cache.observed(Owner("ns", "job-1")).pods) == (0 if lacking else 1)
+    if lacking:
+        assert refused is not None
+        assert refused.problem.reason == "AdmissionDenied"
+        assert lacking in refused.problem.message
+    assert bool(cache.observed(Owner("ns", "job-1")).creations) is not bool(lacking)
+
+
+async def test_a_pod_that_was_there_may_have_another_place_but_must_be_seen(server: Server, client: Client) -> None:
+    action, exists = CreatePod("digits-0-1", 0, 1, WANTED), status(409, "AlreadyExists")
+    server.answers = [exists, ok(pod(labels=LABELS | {LABEL_ATTEMPT: "1"}))]
+    assert await Applier(client, Cache()).carry_out(JOB, [action]) is None
+    server.answers = [exists, ok(pod()), ok(pod(**GOING))]
+    refused = await Applier(client, Cache()).carry_out(JOB, [action])
+    assert refused is not None
+    assert LABEL_MANAGED_BY in refused.problem.message
 
 
 async def test_a_pod_that_is_deleted_is_released_too_and_keeps_the_finalizers_of_others(

@@ -140,6 +140,7 @@ class Problem:
         return self.reason == NAMESPACE_TERMINATING
 
 
+ADMISSION_DENIED = "AdmissionDenied"
 ADMISSION_FAILED = "AdmissionFailed"
 """A problem's reason where an admission webhook did not answer: it says nothing about the object, and soon passes."""
 
