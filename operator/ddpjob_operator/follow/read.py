@@ -94,6 +94,8 @@ def seen_of(job: Json, pods: Iterable[Json], events: Iterable[EventView], now: d
         pods=tuple(parse_pod(pod) for pod in of_job),
         warnings=_warnings(events, {item["metadata"]["uid"] for item in (job, *of_job)}),
         now=now,
+        deleted=parse_time(job["metadata"].get("deletionTimestamp")),
+        finalizers=tuple(job["metadata"].get("finalizers") or ()),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,6 +26,7 @@ from ddpjob_operator.follow.queued import Queued
 from ddpjob_operator.local.observed import goodput_shares, progress_in_words, seconds_in_words, snapshot_in_words
 
 _SPARE_NAME = re.compile(r"-\d+-s\d+$")
+_FOREGROUND = "foregroundDeletion"
 _MOST_LOG_LINES = 20
 _MOST_PODS_NAMED = 3
 
@@ -57,6 +59,10 @@ class Seen:
     """What the ranks of a job that runs say."""
     queued: Queued | None = None
     """Where Kueue holds back the pods of a job that waits."""
+    deleted: datetime | None = None
+    """When its deletion was asked for, while something holds it."""
+    finalizers: tuple[str, ...] = ()
+    """What does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,8 @@ class Answer:
 
 def why(seen: Seen) -> Answer:
     """Why the job is in its phase, for each of them."""
+    if seen.deleted is not None:  # the phase is that of before: no operator acts on the job any more
+        return _deleted(seen)
     match seen.status.phase:
         case None:
             return _unseen(seen)
@@ -97,6 +105,19 @@ def why(seen: Seen) -> Answer:
             return _suspended(seen)
         case Phase.PENDING | Phase.STARTING | Phase.RESTARTING:
             return _waiting(seen)
+
+
+def _deleted(seen: Seen) -> Answer:
+    foreground = _FOREGROUND in seen.finalizers
+    others = ", ".join(name for name in seen.finalizers if name != _FOREGROUND)
+    held = (
+        "foreground deletion: the job goes when all pods and whatever else it owns are gone" if foreground else "",
+        f"finalizers: {others}; each is removed by whatever has set it" if others else "",
+    )
+    return Answer(
+        f"{seen.name}: its deletion was asked for {_ago(seen.deleted, seen.now)} ago",
+        (*_section("Waits for", *held), *_section("Pods that are left", *_by_state(seen.pods))),
+    )
 
 
 def _unseen(seen: Seen) -> Answer:
@@ -346,27 +367,31 @@ def _kueue(queued: Queued | None) -> tuple[Section, ...]:
 
 
 def _pods(pods: tuple[PodView, ...]) -> tuple[Section, ...]:
+    waiting = [pod for pod in pods if not pod.ended and not pod.ready]
+    return _section("Pods that are not ready", *_by_state(waiting))
+
+
+def _by_state(pods: Iterable[PodView]) -> list[str]:
     """Pods by what they wait for: the same words are said once."""
     groups: dict[str, list[str]] = defaultdict(list)
     for pod in pods:
-        if not pod.ended and not pod.ready:
-            groups[_state(pod)].append(pod.name)
+        groups[_state(pod)].append(pod.name)
     lines = []
     for state, names in groups.items():
         shown = ", ".join(names[:_MOST_PODS_NAMED])
         more = f" and {len(names) - _MOST_PODS_NAMED} more" if len(names) > _MOST_PODS_NAMED else ""
         lines.append(f"{shown}{more}: {state}")
-    return _section("Pods that are not ready", *lines)
+    return lines
 
 
 def _state(pod: PodView) -> str:
     if pod.deleting:
-        return "is being deleted"
+        return "is being deleted" + (f", node {pod.node_name}" if pod.node_name else "")
     if pod.reason:
         return f"{pod.reason}: {_first(pod.message)}" if pod.message else pod.reason
     if pod.phase is PodPhase.PENDING:
         return f"starting on node {pod.node_name}" if pod.node_name else "no node yet"
-    return f"{pod.phase} on node {pod.node_name}, not ready"
+    return f"{pod.phase} on node {pod.node_name}{'' if pod.ready or pod.ended else ', not ready'}"
 
 
 def _warnings(seen: Seen) -> tuple[Section, ...]:

@@ -65,6 +65,27 @@ def test_a_job_of_another_controller_names_it() -> None:
     assert "no operator" not in text
 
 
+def test_a_job_that_is_being_deleted_says_what_holds_it_and_nothing_of_its_phase() -> None:
+    pods = (
+        PodView("digits-0-0", "a", 0, 0, PodPhase.RUNNING, ready=True, deleting=True, node_name="worker-1"),
+        PodView("digits-0-1", "b", 0, 1, PodPhase.SUCCEEDED, node_name="worker-2"),
+    )
+    finalizers = ("foregroundDeletion", "example.com/hold")
+    running = replace(seen(*pods, phase="Running"), deleted=NOW - timedelta(minutes=5), finalizers=finalizers)
+    answer = why(running)
+    assert answer.headline == "digits: its deletion was asked for 5m00s ago"
+    assert {section.title: section.lines for section in answer.sections} == {
+        "Waits for": (
+            "foreground deletion: the job goes when all pods and whatever else it owns are gone",
+            "finalizers: example.com/hold; each is removed by whatever has set it",
+        ),
+        "Pods that are left": (
+            "digits-0-0: is being deleted, node worker-1",
+            "digits-0-1: Succeeded on node worker-2",
+        ),
+    }
+
+
 def failed(**status: Any) -> Seen:
     return seen(
         phase="Failed",
