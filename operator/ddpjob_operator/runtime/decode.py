@@ -8,6 +8,7 @@ in a list would hide all others. So what is nested deeper than `LEVELS` is left 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -88,7 +89,19 @@ class ShallowResponse(aiohttp.ClientResponse):
         return self
 
     async def json(self, **_: Any) -> Any:
-        return await decode_aside(await self.read())
+        """
+        Raises:
+            json.JSONDecodeError: it is not JSON. Libraries catch this of an error page, which a proxy or a server that
+                does not serve the path sends, and no other ValueError: a watch of kopf ends for good with that.
+        """
+        try:
+            return await decode_aside(await self.read())
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None
+
+    async def text(self, encoding: str | None = None, errors: str = "replace") -> str:
+        """A page in another encoding than it says is still an error, and no exception of its own."""
+        return await super().text(encoding, errors)
 
 
 class _ShallowStream:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from kopf._cogs.clients.api import iter_jsonlines
+from kopf._cogs.clients.errors import APINotFoundError, APIServerError, check_response
 from tests.unit.answers import Server
 
 from ddpjob_operator.runtime.client import Client
@@ -84,3 +85,23 @@ def test_nothing_is_cut_from_what_is_shallow(levels: int) -> None:
 def test_what_is_no_json_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
         decode(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (web.Response(status=503, text="<html>503 Service Unavailable</html>"), APIServerError),
+        (web.Response(status=502, body="La passerelle a \xe9chou\xe9".encode("latin-1")), APIServerError),
+        (web.Response(status=503), APIServerError),
+        (web.Response(status=404, text="404 page not found"), APINotFoundError),
+    ],
+    ids=["a page", "of another encoding", "nothing", "no such path"],
+)
+async def test_a_watch_takes_the_page_of_a_proxy_for_the_error_that_its_status_is(
+    server: Server, client: Client, answer: web.Response, error: type[Exception]
+) -> None:
+    """The library tries again what a server could not answer. Of any other exception its watch ends for good."""
+    server.answers = [answer]
+    async with open_session(await log_in()) as session, session.get(f"{server.url}/watch") as response:
+        with pytest.raises(error):
+            await check_response(response)
