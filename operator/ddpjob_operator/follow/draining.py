@@ -11,6 +11,7 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.failure.detect import EXIT_PREEMPTED, Failure, Retry
 from ddpjob_operator.core.failure.restart_rules import RuleAction, rule_on
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.wire.objects import Object
 from ddpjob_operator.wire.pods import parse_initializer, parse_pod
@@ -42,6 +43,8 @@ class Held:
     owner: Owner
     view: PodView
     initializer: bool = False
+    finalizers: tuple[str, ...] = ()
+    """Those of others, such as Kueue, which keeps a pod of a group until another one replaces it."""
 
     def __str__(self) -> str:
         return f"{self.owner.namespace}/{self.view.name}"
@@ -80,7 +83,8 @@ def on_node(pods: Iterable[Object]) -> OnNode:
         if view.ended and not view.deleting:
             ended += 1
         else:
-            held.append(Held(owner, view, parse_initializer(pod) is not None))
+            finalizers = (name for name in pod["metadata"].get("finalizers") or () if name != FINALIZER)
+            held.append(Held(owner, view, parse_initializer(pod) is not None, tuple(finalizers)))
     return OnNode(tuple(held), ended, others, static)
 
 
@@ -158,6 +162,10 @@ def still_there_in_words(pod: Held, refusal: str | None, now: datetime) -> str:
         return f"{pod} is not evicted: {refusal or 'it was not asked yet'}"
     if view.ended and view.held:
         return f"{pod} has ended, but no operator has put its end on record; check that the operator runs"
+    if view.ended and pod.finalizers:
+        them = _s(pod.finalizers, "it", "them")
+        finalizers = f"{_s(pod.finalizers, 'finalizer', 'finalizers')} {', '.join(pod.finalizers)}"
+        return f"{pod} has ended, and stays for the {finalizers}, which whatever has set {them} removes"
     if view.gone_by is not None and view.gone_by > now:
         return f"{pod} has until {view.gone_by:%H:%M:%S} UTC to end"
     return f"{pod} should have ended; check the kubelet of its node"

@@ -260,6 +260,15 @@ def test_why_a_pod_is_still_there_is_said(found: dict[str, Any], refusal: str | 
     assert still_there_in_words(held(found)[0], refusal, NOW + timedelta(seconds=1)) == words
 
 
+def test_a_pod_that_another_controller_holds_back_is_no_matter_of_its_kubelet() -> None:
+    finalizers = ["kueue.x-k8s.io/managed", "example.com/hold"]
+    late, (ended,) = NOW + timedelta(hours=1), held(pod(**DELETED, status=EXITED, finalizers=finalizers))
+    assert still_there_in_words(ended, None, late) == (
+        "ml/digits-0-1 has ended, and stays for the finalizers kueue.x-k8s.io/managed, example.com/hold, which "
+        "whatever has set them removes"
+    )
+
+
 def test_a_budget_is_named_once() -> None:
     message = "Cannot evict pod as it would violate the pod's disruption budget."
     cause = {
