@@ -48,6 +48,11 @@ def storage_class(provisioner: str, default: str = "true", name: str = "standard
     return {"metadata": {"name": name, "annotations": annotations}, "provisioner": provisioner}
 
 
+def elsewhere(found: dict[str, Any]) -> dict[str, Any]:
+    """That of another installation."""
+    return found | {"metadata": found["metadata"] | {"namespace": "team-a"}}
+
+
 def deployment(available: int = 1, **settings: str) -> dict[str, Any]:
     given = {"TRAINER_IMAGE": IMAGE, "NAMESPACES": "", "NETWORK_POLICY": "ingress"} | settings
     env = [{"name": f"DDPJOB_OPERATOR_{name}", "value": value} for name, value in given.items()]
@@ -145,6 +150,14 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
             "serves ml",
         ),
         ("operator", {"deployments": (deployment(SHARDS="2", SHARD="1"),)}, PROBLEM, "does not serve the namespace ml"),
+        (
+            "operator",
+            {"deployments": (deployment(), elsewhere(deployment(NAMESPACES="ml")))},
+            PROBLEM,
+            "Deployment ddpjob-system/ddpjob-operator and Deployment team-a/ddpjob-operator both serve ml",
+        ),
+        ("operator", {"deployments": (elsewhere(deployment(0)), deployment())}, OK, "serves ml"),
+        ("operator", {"deployments": (deployment(), deployment())}, OK, "serves ml"),
         ("operator", {"namespace": "ddpjob-system"}, PROBLEM, "does not serve"),
         ("operator", {"namespace": "kube-system"}, PROBLEM, "never served"),
         ("operator", {"leases": (lease(timedelta(minutes=3)),)}, PROBLEM, "nobody has renewed the Lease"),

@@ -81,7 +81,14 @@ def operator(facts: Facts) -> Finding:
             f"{names} does not serve the namespace {facts.namespace}",
             "add it to the chart value watch.namespaces, or name another namespace with -n",
         )
-    available = next((item for item in serving if (item.get("status") or {}).get("availableReplicas")), None)
+    running = [item for item in serving if (item.get("status") or {}).get("availableReplicas")]
+    if len({(item["metadata"]["namespace"], lease_name(item)) for item in running}) > 1:  # each Lease has its leader
+        return problem(
+            check,
+            f"{' and '.join(map(_name, running))} both serve {facts.namespace}: each may undo what the other does",
+            "have one of them name its own namespaces in the chart value watch.namespaces, or uninstall it",
+        )
+    available = next(iter(running), None)
     if available is None:
         return problem(
             check,
