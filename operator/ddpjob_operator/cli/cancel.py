@@ -6,11 +6,12 @@ import asyncio
 import sys
 
 from ddpjob.handle import AsyncJob
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked, print_note
 from ddpjob_operator.cli.terminal import is_terminal
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.follow.ending import cancelled_in_words, loses_its_volume, pods_in_words
+from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -86,8 +87,8 @@ async def _disown_claim(client: Client, namespace: str, job: Json) -> None:
 
 
 async def _wait_for_pods(client: Client, namespace: str, job: Json) -> None:
-    left = -1
-    while pods := await read_pods(client, namespace, job):
+    left, patient = -1, Patient(print_note)
+    while pods := await patient.read(read_pods, client, namespace, job):
         if len(pods) != left:
             left = len(pods)
             print(f"waiting for {left} {'pod' if left == 1 else 'pods'} to end", file=sys.stderr, flush=True)
