@@ -25,4 +25,4 @@ def test_pip_is_that_of_the_environment_which_has_none_yet(tmp_path: Path) -> No
 
 def test_the_image_has_it_first_on_the_path() -> None:
     dockerfile = (ROOT / "trainer_image" / "Dockerfile").read_text()
-    assert "COPY trainer_image/pip /opt/venv/bin/pip\nENV PATH=/opt/venv/bin:$PATH" in dockerfile
+    assert "COPY --chmod=755 trainer_image/pip /opt/venv/bin/pip\nENV PATH=/opt/venv/bin:$PATH" in dockerfile
