@@ -162,6 +162,27 @@ def test_after_an_error_in_the_update_there_is_no_next_step(attach_live: Attach)
         loop.run.train_step([1], loop.loss, loop.optimizer.step)
 
 
+@pytest.mark.parametrize("next_call", ["train_step", "finish"])
+def test_after_an_error_that_the_script_has_caught_no_call_meets_the_other_ranks(
+    attach_live: Attach, next_call: str
+) -> None:
+    """They are still in the step: a collective of the next call would be taken for one of it."""
+    loop = Loop(attach_live).train(until=1)
+    with pytest.raises(ZeroDivisionError):
+        loop.run.train_step([1], lambda share: 1 / 0, loop.optimizer.step)  # type: ignore[arg-type,return-value]
+    calls = {"train_step": lambda: loop.run.train_step([1], loop.loss, loop.optimizer.step), "finish": loop.run.finish}
+    with pytest.raises(UserError, match=rf"run\.{next_call}\(\) was called after an error"):
+        calls[next_call]()
+
+
+def test_weights_of_a_broken_update_do_not_become_the_last_snapshot(attach_live: Attach) -> None:
+    loop = Loop(attach_live).train(until=1)
+    with pytest.raises(ZeroDivisionError):
+        loop.run.train_step([1], loop.loss, lambda: (loop.optimizer.step(), 1 / 0))
+    with pytest.raises(UserError, match="let the run end"):
+        loop.run.finish()
+
+
 class Extra(nn.Linear):
     def get_extra_state(self) -> Any:
         return {}

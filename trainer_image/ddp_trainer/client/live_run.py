@@ -203,8 +203,7 @@ class LiveRun(Run):
         self._check_resumed("train_step")
         if self._stopping:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
-        if self._is_updating:
-            raise UserError("an error has ended update(), so the weights are not those of any step: let the run end")
+        self._check_no_error("train_step")
         indices = _indices(batch)
         epoch_end = epoch_end or self._epoch_ends_with == self.step + 1
         done = self._position.steps + 1
@@ -216,6 +215,7 @@ class LiveRun(Run):
     def finish(self, **metrics: float) -> None:
         """After the loop: as `Run.finish`. Then the ranks leave their process group."""
         self._check_resumed("finish")
+        self._check_no_error("finish")
         self._is_own = True
         while not self._has_finished:
             self._try(lambda: self._finish(metrics), is_step=False)
@@ -332,6 +332,19 @@ class LiveRun(Run):
             super().step_end(loss, weight=1.0, samples=len(batch), epoch_end=epoch_end)
         if self._recovery is not None:
             self._recovery.end_step()
+
+    def _check_no_error(self, call: str) -> None:
+        """Raises UserError where an error has ended a step: the other ranks are in the middle of its collectives, and
+        those of the next call would be taken for them.
+        """
+        if self._is_updating:
+            raise UserError("an error has ended update(), so the weights are not those of any step: let the run end")
+        if self._is_own and not self._has_finished:
+            raise UserError(
+                f"run.{call}() was called after an error in a call of the run that the script has caught, or within "
+                "one: the other ranks are in the middle of it. Let the error end this rank; what loss_of tolerates, "
+                "such as a sample that cannot be read, it catches itself"
+            )
 
     def _check_updating(self) -> None:
         if not self._is_updating:
