@@ -162,6 +162,47 @@ def test_after_an_error_in_the_update_there_is_no_next_step(attach_live: Attach)
         loop.run.train_step([1], loop.loss, loop.optimizer.step)
 
 
+def test_an_optimizer_that_the_run_does_not_know_is_refused(attach_live: Attach) -> None:
+    """Its gradients would be summed over no ranks, and never reset."""
+    loop, (head, unknown) = Loop(attach_live), model_and_optimizer()
+
+    def loss(share: Tensor) -> Tensor:
+        return loop.loss(share) + head(INPUTS[share]).square().mean()
+
+    with pytest.raises(UserError, match=r"does not know.*attach_live\(…, second=optimizer\)"):
+        loop.run.train_step([1], loss, lambda: (loop.optimizer.step(), unknown.step()))
+
+
+def test_an_optimizer_within_another_is_not_refused(attach_live: Attach) -> None:
+    """As in wrappers of optimizers, which share their parameters."""
+    loop = Loop(attach_live)
+    inner = torch.optim.SGD(loop.model.parameters())
+    loop.run.train_step([1], loop.loss, lambda: (loop.optimizer.step(), inner.step()))
+    assert loop.run.step == 1
+
+
+def test_between_steps_a_script_may_use_optimizers_of_its_own(attach_live: Attach) -> None:
+    """Such as that of a probe, which is trained for a validation."""
+    loop, (_, probe) = Loop(attach_live), model_and_optimizer()
+    loop.train(until=1)
+    probe.step()
+    loop.train(until=2)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_closure_whose_gradients_are_of_one_rank_is_refused(attach_live: Attach, by_name: bool) -> None:
+    loop = Loop(attach_live)
+
+    def closure() -> float:
+        return float(loop.loss(torch.tensor([1])))
+
+    def update() -> None:
+        loop.optimizer.step(closure=closure) if by_name else loop.optimizer.step(closure)
+
+    with pytest.raises(UserError, match="gradient of this rank alone"):
+        loop.run.train_step([1], loop.loss, update)
+
+
 @pytest.mark.parametrize("next_call", ["train_step", "finish"])
 def test_after_an_error_that_the_script_has_caught_no_call_meets_the_other_ranks(
     attach_live: Attach, next_call: str

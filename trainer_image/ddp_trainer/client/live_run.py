@@ -323,7 +323,8 @@ class LiveRun(Run):
             return
         loss = self._passes.gradient(batch, loss_of, self.step + 1, epoch_end=epoch_end)
         self._is_updating = True
-        update()
+        with self._passes.updating():
+            update()
         if not self._order.has_updated:
             raise UserError("update() has called no optimizer.step(): pass optimizer.step, or a function that calls it")
         self._position.advance(len(batch), epoch_end=epoch_end)

@@ -7,12 +7,15 @@ number of samples, so that the sum over all ranks is the mean over the batch, wh
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from ddp_trainer.client.batches import micro_batches
@@ -76,6 +79,30 @@ class SharedPasses:
         compared.check(self._wait)
         sum_gradients(shared_gradients(parameters, self._world.device, self._wait), self._wait)
         return loss
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around an update. Raises UserError where an optimizer is about to use gradients of this rank alone."""
+        hook = register_optimizer_step_pre_hook(self._check_optimizer)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _check_optimizer(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        own = type(optimizer).__name__
+        if any(value is not None for value in (*args[1:2], kwargs.get("closure"))):
+            raise UserError(
+                f"{own}.step() was called with a closure, which computes a gradient of this rank alone: pass none; an "
+                "optimizer that needs one, such as LBFGS, has no step that ranks could share"
+            )
+        if all(optimizer is not known for known in self._optimizers):
+            known = {id(parameter) for parameter in self._parameters}  # one in another has the same parameters
+            if any(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"]):
+                raise UserError(
+                    f"update() has called step() of an optimizer ({own}) that the run does not know, so its gradients "
+                    "are those of this rank alone: pass it by name, as in attach_live(…, second=optimizer)"
+                )
 
     def _local_gradient(self, batch: Tensor, loss_of: LossOf) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
