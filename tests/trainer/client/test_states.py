@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
+import ddp_trainer
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.trust.disk import Disk
@@ -38,6 +39,39 @@ def test_a_last_snapshot_that_does_not_fit_is_an_error_that_says_why(
     failure = Failure("WorkerException", f"rank 0 raised RuntimeError: {error.value}", Retry.YES)
     assert "expand the claim" in diagnose(failure).advice
     assert diagnose(failure).deterministic, "a second attempt would train to the same end"
+
+
+class Own:
+    """A state of a program, which copies what it saves."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.parameter.detach().clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.parameter.data.copy_(state["scale"])
+
+
+@pytest.mark.parametrize("by", [ddp_trainer.attach, ddp_trainer.attach_live])
+def test_a_parameter_that_no_snapshot_would_hold_is_refused(attach: Any, by: Callable[..., Any]) -> None:
+    """It would begin anew after a restart, with the moments that the optimizer had for the old one."""
+    model, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()])
+    with pytest.raises(UserError, match=r"optimizer trains a parameter of shape \(1, 4\) .*pass its module by name"):
+        attach(model, optimizer, by=by, global_batch=4)
+    attach(model, optimizer, head=head, by=by, global_batch=4)
+
+
+def test_a_parameter_in_a_state_of_the_programs_own_is_not_refused(attach: Any) -> None:
+    model, scale = nn.Linear(4, 4), nn.Parameter(torch.ones(3))
+    attach(model, torch.optim.Adam([*model.parameters(), scale]), scale=Own(scale))
+
+
+def test_a_frozen_parameter_in_no_state_is_not_refused(attach: Any) -> None:
+    model, frozen = nn.Linear(4, 4), nn.Parameter(torch.ones(3), requires_grad=False)
+    attach(model, torch.optim.Adam([*model.parameters(), frozen]))
 
 
 def trained(attach: Any, make: Callable[[], dict[str, Any]], steps: int) -> tuple[dict[str, Any], int]:

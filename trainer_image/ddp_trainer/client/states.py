@@ -76,9 +76,12 @@ def prepared(
     for name, value in live.items():
         _refuse(name, value)
     saved, sharded = _sharded(live)
+    tensors = {
+        name: _tried(name, value, in_file=name not in per_rank) for name, value in saved.items() if name not in sharded
+    }
     for name, value in saved.items():
-        if name not in sharded:
-            _try(name, value, in_file=name not in per_rank)
+        if isinstance(value, Optimizer):
+            _check_trained(name, value, live, tensors)
     return States(live, saved, sharded, tuple(per_rank), tuple(changes_with_optimizer))
 
 
@@ -130,9 +133,9 @@ def is_sharded(module: nn.Module) -> bool:
     return dtensor is not None and any(isinstance(parameter, dtensor) for parameter in module.parameters())
 
 
-def _try(name: str, value: Stateful, *, in_file: bool) -> None:
-    """Look once at all that a snapshot would have to hold; copies nothing. `in_file` where tensors go to a file of
-    theirs, whose format has not every type.
+def _tried(name: str, value: Stateful, *, in_file: bool) -> list[Tensor]:
+    """Its tensors. Looks once at all that a snapshot would have to hold; copies nothing. `in_file` where tensors go to
+    a file of theirs, whose format has not every type.
     """
     tensors: dict[str, Tensor] = {}
     try:
@@ -141,3 +144,28 @@ def _try(name: str, value: Stateful, *, in_file: bool) -> None:
             lay_out(tensors)
     except SnapshotError as error:
         raise UserError(f"{name} cannot be saved in a snapshot: {error}") from error
+    return list(tensors.values())
+
+
+def _check_trained(
+    name: str, optimizer: Optimizer, live: Mapping[str, Stateful], tensors: Mapping[str, list[Tensor]]
+) -> None:
+    """What an optimizer trains is in some state; else a resumed run would have its moments, but not its weights."""
+    modules = {key: value for key, value in live.items() if isinstance(value, nn.Module)}
+    known = {id(parameter) for module in modules.values() for parameter in module.parameters()}
+    memory = {tensor.data_ptr() for key in modules.keys() & tensors.keys() for tensor in tensors[key]}
+    # what a program makes of its own state may be a copy
+    shapes = {
+        tensor.shape
+        for key, value in live.items()
+        if key in tensors and not isinstance(value, nn.Module | Optimizer)
+        for tensor in tensors[key]
+    }
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        is_trained = parameter.requires_grad and parameter.numel()
+        is_held = id(parameter) in known or parameter.data_ptr() in memory or parameter.shape in shapes
+        if is_trained and not is_held:
+            raise UserError(
+                f"{name} trains a parameter of shape {tuple(parameter.shape)} that is in none of the states, so a "
+                "resumed run would begin anew with it: pass its module by name, as in attach(…, head=head)"
+            )
