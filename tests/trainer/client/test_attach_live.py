@@ -81,6 +81,18 @@ def test_it_goes_on_after_a_snapshot_with_the_next_batch(attach_live: Attach) ->
     assert torch.equal(rest.model.weight, again.model.weight)  # type: ignore[arg-type]
 
 
+def test_batches_do_not_go_on_with_another_global_batch(attach_live: Attach) -> None:
+    """The step would be another place in the epoch: samples would come twice, or not at all."""
+    Loop(attach_live).train(until=2).run.finish()
+    model, optimizer = model_and_optimizer()
+    run = attach_live(model, optimizer, global_batch=2)
+    run.resume()
+    with pytest.raises(UserError, match=r"had global_batch=4, this one has 2"):
+        next(run.batches(len(INPUTS)))
+    run.train_step([0, 1], lambda share: model(INPUTS[share]).mean(), optimizer.step)
+    assert run.samples == 10
+
+
 def test_a_stop_ends_the_batches_after_a_step_that_is_saved(attach_live: Attach) -> None:
     loop = Loop(attach_live).train(until=2)
     loop.run._steps._stop.raised = True

@@ -166,6 +166,13 @@ class LiveRun(Run):
         self._check_resumed("batches")
         if samples < 1:
             raise UserError(f"run.batches({samples}): there is no sample to train on")
+        before = self._batch_of_snapshot
+        if self.step and before and before != self._global_batch:  # 0 where it was not known
+            raise UserError(
+                f"the snapshot's run had global_batch={before}, this one has {self._global_batch}, so run.batches() "
+                "would take samples of an epoch twice, or leave them out: go on with the one it had, take batches of "
+                "your own, or train under another job name to start anew"
+            )
         plan = BatchPlan(samples, self._global_batch, seed, shuffle=shuffle)
         while not self._is_over:
             epoch, number = divmod(self.step, plan.steps_per_epoch)

@@ -131,6 +131,8 @@ class Run:
         """The learning rate of the last update: a scheduler has moved on when its step ends."""
         self._stopping = False
         self._is_resumed = False
+        self._batch_of_snapshot: int | None = None
+        """The global batch of the run that has saved what this one resumed from."""
         self._is_failing = False
         self._values = OwnValues()
         report = SnapshotReporter(heartbeat, log)
@@ -202,6 +204,7 @@ class Run:
         if manifest is not None:
             steps = self._steps
             steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
+            self._batch_of_snapshot = manifest.global_batch
         self._files.begins(self.step)
         self._losses.resumed()
         self._is_resumed = True
