@@ -12,11 +12,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.contract.exit_codes import Left
 from ddp_trainer.live.deciding import Excluded
+from ddp_trainer.logs.losses import LossLog
+from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.codec import rng
 
 
@@ -98,3 +101,37 @@ def test_a_rank_that_the_others_leave_out_has_left_where_it_was_asked_to_stop(
     with pytest.raises(end):
         of(membership=membership, attached=attached).go_on()
     membership.depart.assert_called_once_with()  # no other rank waits for it
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [
+        (None, [(7, 0.1)], 0.1),
+        ((6, 0.3), [(7, 0.1)], 0.1),
+        ((7, 0.1), [(6, 0.3)], 0.1),
+        ((7, 0.1), [None], 0.1),
+        (None, [None], None),
+    ],
+    ids=["a new rank", "behind", "ahead", "another is new", "nobody knows one"],
+)
+def test_all_ranks_of_a_group_have_the_same_last_loss(
+    monkeypatch: pytest.MonkeyPatch,
+    own: tuple[int, float] | None,
+    others: list[tuple[int, float] | None],
+    expected: float | None,
+) -> None:
+    """A script may decide by it: a rank that knows none, or that before, would take another way."""
+    losses = LossLog(None, 0)
+    if own is not None:
+        losses.append(step=own[0], epoch=0, loss=own[1])
+
+    def all_reduce(rows: Tensor, async_op: bool) -> Mock:
+        for rank, known in enumerate(others, 1):
+            if known is not None:
+                rows[rank] = torch.tensor([1, *known], dtype=torch.float64)
+        return Mock()
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    world = World(rank=0, size=1 + len(others), local_rank=0)
+    of(log=SimpleNamespace(losses=losses), world=world, membership=Mock())._share_last_loss()
+    assert losses.last_loss == expected

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 import torch
@@ -265,10 +266,24 @@ class Recovery:
         source = source_of_state(steps)
         if steps[source] == NO_STATE:
             return None
+        self._share_last_loss()
         self._has_dropped = is_step_dropped(steps, [bool(begun) for _, begun in finished])
         if min(steps) == steps[source]:
             return lambda: None
         return self._share(source, is_behind=own < steps[source], is_new=own == NO_STATE)
+
+    def _share_last_loss(self) -> None:
+        """A program may decide by it, and all ranks alike. Of the last step before a loss only some may know it, and a
+        rank that joins knows none.
+        """
+        losses = self.log.losses
+        rows = torch.zeros((self.world.size, 3), dtype=torch.float64, device="cpu")
+        if losses.last_loss is not None:
+            own = (1.0, losses.last_step, losses.last_loss)
+            rows[self.world.rank] = torch.tensor(own, dtype=torch.float64, device="cpu")
+        self.membership.waited(started(dist.all_reduce(rows, async_op=True)))
+        found = [(step, loss) for is_known, step, loss in rows.tolist() if is_known]
+        losses.last_loss = newest_loss(found)
 
     @property
     def _is_in_step(self) -> bool:
@@ -362,6 +377,11 @@ class Recovery:
         self.membership.waited(started(dist.all_reduce(values, async_op=True)))
         found: list[list[int]] = values.tolist()
         return found
+
+
+def newest_loss(known: Sequence[tuple[float, float]]) -> float | None:
+    """That of the last step of (step, loss) of each rank that knows one."""
+    return max(known, key=itemgetter(0))[1] if known else None
 
 
 class _Lost(Exception):
