@@ -26,6 +26,7 @@ def test_a_volume_that_was_full_costs_the_points_of_that_time_alone(tmp_path: Pa
     first.close()
     second = TensorBoard(tmp_path, resumed_at=10)
     write(second, range(11, 15))
+    second._writer.flush()  # its thread may not have come to them when they are read
     with monkeypatch.context() as full:
         full.setattr(SummaryWriter, "add_scalar", _refuse)
         with pytest.raises(OSError, match="No space left"):
