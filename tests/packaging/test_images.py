@@ -102,7 +102,6 @@ def test_without_an_index_of_the_cpu_build_of_torch_nothing_is_built(tmp_path: P
     assert "set TORCH_INDEX_URL to PyTorch's index of CPU builds, or TORCH=cuda" in done.stderr
 
 
-OUR_PIP = "opt/venv/bin/pip"
 ENTRYPOINTS = {
     "operator": ["python", "-m", "ddpjob_operator.main"],
     "trainer": ["python", "-m", "ddp_trainer.launch"],
@@ -122,7 +121,8 @@ def test_an_image_runs_as_nobody_and_hears_sigterm(images: dict[str, Image], nam
 @pytest.mark.parametrize("name", ENTRYPOINTS)
 def test_nobody_may_read_all_that_is_ours(images: dict[str, Image], name: str) -> None:
     """Also of a checkout with umask 077."""
-    ours = {path: found for path, found in images[name].members.items() if path.startswith(("opt/ddpjob/", OUR_PIP))}
+    folders = ("opt/ddpjob/", "opt/venv/bin/pip")
+    ours = {path: found for path, found in images[name].members.items() if path.startswith(folders)}
     assert len(ours) > 100
     needed = {path: 0o005 if found.isdir() else 0o004 for path, found in ours.items()}
     assert [path for path, found in ours.items() if found.mode & needed[path] != needed[path]] == []

@@ -127,11 +127,21 @@ def test_all_ranks_of_a_group_have_the_same_last_loss(
 
     def all_reduce(rows: Tensor, async_op: bool) -> Mock:
         for rank, known in enumerate(others, 1):
-            if known is not None:
+            if rows.dtype is torch.int64:
+                rows[rank] = torch.tensor([7, 0])  # finished steps, and whether one was begun
+            elif known is not None:
                 rows[rank] = torch.tensor([1, *known], dtype=torch.float64)
         return Mock()
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    world = World(rank=0, size=1 + len(others), local_rank=0)
-    of(log=SimpleNamespace(losses=losses), world=world, membership=Mock())._share_last_loss()
+    size = 1 + len(others)
+    recovery = of(
+        log=SimpleNamespace(losses=losses),
+        world=World(rank=0, size=size, local_rank=0),
+        membership=Mock(rank=0, size=size),
+        attached=Mock(),
+        regroup=Mock(),
+    )
+    recovery._has_state = True
+    recovery._meet()
     assert losses.last_loss == expected

@@ -283,7 +283,7 @@ class Recovery:
             rows[self.world.rank] = torch.tensor(own, dtype=torch.float64, device="cpu")
         self.membership.waited(started(dist.all_reduce(rows, async_op=True)))
         found = [(step, loss) for is_known, step, loss in rows.tolist() if is_known]
-        losses.last_loss = newest_loss(found)
+        losses.last_loss = max(found, key=itemgetter(0))[1] if found else None
 
     @property
     def _is_in_step(self) -> bool:
@@ -377,11 +377,6 @@ class Recovery:
         self.membership.waited(started(dist.all_reduce(values, async_op=True)))
         found: list[list[int]] = values.tolist()
         return found
-
-
-def newest_loss(known: Sequence[tuple[float, float]]) -> float | None:
-    """That of the last step of (step, loss) of each rank that knows one."""
-    return max(known, key=itemgetter(0))[1] if known else None
 
 
 class _Lost(Exception):

@@ -128,7 +128,7 @@ def answer_of_index(lines: Sequence[str], log: Sequence[str]) -> int | None:
     return max(found, default=None)  # a package that one index lacks (404) may be in another one, which fails
 
 
-def refusal(lines: Sequence[str], answer: int | None = None) -> str:
+def refusal(lines: Sequence[str], answer: int | None) -> str:
     """What stopped pip, by its output and the answer of the index, and what to do."""
     if answer in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return (

@@ -196,9 +196,8 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         python = _make_environment(part)
         constraints = part / "constraints.txt"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-        options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
         pip_log = part / "pip.log"
-        options += ["--log", str(pip_log)]
+        options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--log", str(pip_log)]
         command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", path]
         oom_kills = processes.oom_kills()
         code, lines = _run(command, work, pause)
