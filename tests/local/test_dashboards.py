@@ -190,7 +190,7 @@ async def test_every_panel_shows_a_run_and_its_restart(tmp_path: Path) -> None:
         running = asyncio.create_task(local_run.run(job, shared, display, chaos="kill-rank@1%"))
         try:
             await asyncio.to_thread(
-                eventually, lambda: running.done() or not without_data(server), "every panel has data", 150,
+                eventually, lambda: running.done() or not without_data(server), "every panel has data", 300,
                 lambda: "\n".join([*without_data(server), *server.scrape_errors()]),
             )  # fmt: skip
             assert not running.done(), "the run ended before that"
