@@ -10,26 +10,26 @@
 #   torch-cpu.txt, torch-cuda.txt  that torch alone, and with all that its CUDA build and the extra named gpu need: to be installed
 #                                  with --no-deps
 #
-# Usage: requirements/refresh.sh [FOLDER OF pip AND pip-compile]. It asks whatever index pip is set up to ask, and keeps no
-# trace of which that was.
+# Each is valid for every version of Python that docs/support.md names: packages that only some need have a marker.
+#
+# Usage: requirements/refresh.sh [FOLDER OF pip AND uv]. It asks whatever index pip is set up to ask, and keeps no trace of which
+# that was.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly TORCH=2.13.0
+readonly TORCH=2.13.0 OLDEST_PYTHON=3.11
 bin=${1:-.venv/bin}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+if index=$("$bin/pip" config get global.index-url 2>/dev/null); then export UV_DEFAULT_INDEX=$index; fi
 
-# lock NAME ARGUMENT…: a lock file in $work, without pip-compile's words about what it was told to leave out and without ddpjob
-# itself, which the extra named dev asks for.
+# lock NAME ARGUMENT…: a lock file in $work
 lock() {
   local name=$1
   shift
   echo "requirements: $name" >&2
-  "$bin/pip-compile" -q --generate-hashes --allow-unsafe --strip-extras --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-    --no-emit-trusted-host --output-file "$work/raw" "$@" 2>"$work/log" || { cat "$work/log" >&2 && exit 1; }
-  sed '/^#/d; /^ddpjob/d; /^$/d' "$work/raw" >"$work/$name"
-  rm "$work/raw"
+  "$bin/uv" pip compile --quiet --universal --python-version $OLDEST_PYTHON --fork-strategy fewest --generate-hashes --no-header \
+    --no-annotate --output-file "$work/$name" "$@" >/dev/null
 }
 
 publish() {
@@ -42,10 +42,10 @@ blocks() { awk -v name="$1" '/^[^ ]/ {keep = $1 ~ name} keep' "$2"; }
 versions() { grep -oE '^[a-z0-9][^ ]*' "$1"; }
 
 echo "torch==$TORCH" >"$work/torch.txt"
-# === leaves out builds such as 2.13.0+cpu: this is the one with CUDA, and tells what only that one needs
-echo "torch===$TORCH" >"$work/torch.in"
-lock all --extra gpu "$work/torch.in" pyproject.toml
-blocks '^(torch=|nvidia-|cuda-|triton)' "$work/all" >"$work/torch-cuda.txt"
+# the one with CUDA, which tells what only that one needs
+lock all.txt --extra gpu "$work/torch.txt" pyproject.toml
+# === leaves out builds such as 2.13.0+cpu
+blocks '^(torch=|nvidia-|cuda-|triton)' "$work/all.txt" | sed 's/^torch==/torch===/' >"$work/torch-cuda.txt"
 if "$bin/pip" download -q --no-deps --dest "$work" "torch==$TORCH+cpu" 2>"$work/log"; then
   for wheel in "$work"/torch-*.whl; do
     printf '%s \\\n' "torch==$TORCH+cpu"
@@ -57,22 +57,16 @@ else
 fi
 
 omit=()
-for package in $(versions "$work/torch-cuda.txt"); do omit+=(--unsafe-package "${package%%==*}"); done
-omit+=(--no-allow-unsafe)
+for package in $(versions "$work/torch-cuda.txt"); do omit+=(--no-emit-package "${package%%==*}"); done
 cp "$work/torch.txt" "$work/same.in"
 lock dev.txt --extra dev "${omit[@]}" --constraint "$work/same.in" pyproject.toml
 # one version of a package everywhere
 versions "$work/dev.txt" >>"$work/same.in"
 lock trainer.txt --extra trainer --extra data "${omit[@]}" --constraint "$work/same.in" pyproject.toml
-# for pip-compile, which knows no dependency groups
-for group in libraries scan; do
-  "$bin/python" -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"][sys.argv[1]], sep="\n")' \
-    $group >"$work/$group.in"
-done
-lock scan.txt "$work/scan.in"
+lock scan.txt --group scan
 others=("${omit[@]}")
-for package in $(versions "$work/dev.txt"); do others+=(--unsafe-package "${package%%==*}"); done
-lock libraries.txt "${others[@]}" --constraint "$work/same.in" "$work/libraries.in"
+for package in $(versions "$work/dev.txt"); do others+=(--no-emit-package "${package%%==*}"); done
+lock libraries.txt "${others[@]}" --constraint "$work/same.in" --group libraries
 lock operator.txt --extra operator --constraint "$work/same.in" pyproject.toml
 
 for name in dev.txt libraries.txt scan.txt operator.txt trainer.txt torch.txt torch-cpu.txt torch-cuda.txt; do publish $name; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 TORCH = canonicalize_name("torch")
+PYTHONS = [entry.rpartition(" ")[2] for entry in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", entry)]
 
 ASKED = {
     "operator.txt": [*PROJECT["dependencies"], *EXTRAS["operator"]],
@@ -47,6 +49,30 @@ def test_a_lock_has_all_that_is_asked_for_in_a_version_that_is_allowed(file: str
         if version is None or not requirement.specifier.contains(version):
             wrong.append(f"{requirement} (locked: {version})")
     assert wrong == [], "run requirements/refresh.sh"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_development_lock_has_what_its_packages_need_on_each_python(python: str) -> None:
+    """A package such as libcst asks for another YAML parser on Python 3.13, and pip installs nothing without a hash."""
+    there = locked("dev.txt").keys() | locked("torch-cuda.txt").keys()
+    missing = []
+    for package in locked("dev.txt"):
+        try:
+            needed = [Requirement(entry) for entry in requires(package) or []]
+        except PackageNotFoundError:  # of another Python than this one
+            continue
+        missing += [
+            f"{package} needs {requirement}"
+            for requirement in needed
+            if canonicalize_name(requirement.name) not in there and is_needed(requirement, python)
+        ]
+    assert missing == [], "run requirements/refresh.sh"
+
+
+def is_needed(requirement: Requirement, python: str) -> bool:
+    """On Linux, where no extra was asked for."""
+    here = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    return requirement.marker is None or requirement.marker.evaluate(here)
 
 
 @pytest.mark.parametrize("file", [*ASKED, "torch-cpu.txt"])
