@@ -243,7 +243,7 @@ FAILURES = (
     Reason("TooManyThreads", "", "The limit of threads or processes is reached."),
     Reason("TooManyOpenFiles", "", "The limit of open files is reached."),
     Reason("GPUFault", "", "A hardware fault of a GPU: ECC, NVLink or Xid."),
-    Reason("GPUMissing", "", "No GPU is visible in the pod."),
+    Reason("GPUMissing", "", "No GPU is visible in the pod, or none can be used."),
     Reason("TooFewGPUs", "", "There are more ranks than GPUs."),
     Reason("NotDeterministic", "", "An operation has no deterministic kernel, and the program allows no other."),
     Reason("DriverMismatch", "", "The NVIDIA driver does not match the CUDA version."),

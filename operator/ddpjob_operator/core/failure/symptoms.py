@@ -50,10 +50,20 @@ _GPU = (
         "The node's NVIDIA driver is too old for the image's CUDA: update it, or use an image with an older CUDA.",
     ),
     Symptom(
-        r"no cuda gpus are available|found no nvidia driver|no cuda-capable device|no gpus found"
-        r"|device\(s\) is/are busy or unavailable",
+        r"no cuda gpus are available|found no nvidia driver|no cuda-capable device|no gpus found",
         "GPUMissing",
         "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and check the node's device plugin.",
+    ),
+    Symptom(
+        r"device\(s\) is/are busy or unavailable",
+        "GPUMissing",
+        "The GPU is in use, or hangs: look for other processes on the node and at its compute mode (`nvidia-smi`).",
+    ),
+    Symptom(
+        r"system not yet initialized",
+        "GPUMissing",
+        "The node's GPUs are not ready: start its nvidia-fabricmanager, of the driver's version, or reset the GPUs.",
+        of=GENERAL | LOST,
     ),
     Symptom(
         r"not compiled with cuda|doesn't have nccl built in|torch\._c' has no attribute '_cuda_",
@@ -65,6 +75,11 @@ _GPU = (
         "TooFewGPUs",
         "There are more ranks on the node than GPUs: set procsPerNode to the limit of nvidia.com/gpu.",
         of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"cuda unknown error|cuda driver initialization failed|unexpected error from cudagetdevicecount",
+        "GPUMissing",
+        "CUDA cannot start on this node: run `nvidia-smi` there, and look at the driver's lines in its kernel log.",
     ),
     Symptom(
         r"does not have a deterministic implementation",

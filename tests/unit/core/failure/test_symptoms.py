@@ -88,6 +88,10 @@ CASES = [
     ),
     case("cudaErrorNoDevice", "GPUMissing", "CUDA error: no CUDA-capable device is detected"),
     case("cudaErrorDevicesUnavailable", "GPUMissing", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+    case("cudaErrorSystemNotReady", "GPUMissing", "CUDA error: system not yet initialized"),
+    case(
+        "c10/cuda/CUDAFunctions.cpp", "GPUMissing", "CUDA driver initialization failed, you might not have a CUDA gpu."
+    ),
     case("c10d/ProcessGroupNCCL.cpp", "GPUMissing", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
     case("torch.cuda.set_device", "CUDANotInImage", "module 'torch._C' has no attribute '_cuda_setDevice'"),
     case("distributed_c10d.py", "CUDANotInImage", "Distributed package doesn't have NCCL built in"),
