@@ -44,6 +44,12 @@ _GPU = (
         "A GPU of this node is defective: drain the node, check `nvidia-smi -q` and the Xid lines in its kernel log.",
     ),
     Symptom(
+        r"invalid access of peer gpu memory over nvlink or a hardware error",
+        "GPUFault",
+        "A GPU of this node, or one that it reaches over NVLink, failed: check the Xid lines in the kernel logs, and "
+        "`nvidia-smi nvlink -e`. If it recurs here, drain the node.",
+    ),
+    Symptom(
         r"driver on your system is too old|driver version is insufficient|forward compatibility was attempted"
         r"|unsupported display driver|driver/library version mismatch",
         "DriverMismatch",
@@ -92,7 +98,9 @@ _GPU = (
         "A CUDA kernel rejected its input, usually an index out of range: set CUDA_LAUNCH_BLOCKING=1 to find it.",
     ),
     Symptom(
-        r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered",
+        r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered"
+        r"|launch timed out and was terminated|cuda error: unknown error"
+        r"|(cublas|cudnn|cusolver|cusparse)_status_(execution_failed|internal_error|mapping_error)\b",
         "CUDAError",
         "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to find it. If only one node is affected, suspect its GPU.",
     ),

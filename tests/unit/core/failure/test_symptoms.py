@@ -55,6 +55,11 @@ CASES = [
         "CUDA error: uncorrectable NVLink error detected during the execution",
     ),
     case("cudaErrorHardwareStackError", "GPUFault", "CUDA error: hardware stack error"),
+    case(
+        "cudaErrorContained",
+        "GPUFault",
+        "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+    ),
     case("the NVIDIA driver's kernel log", "GPUFault", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
     case(
         "c10/cuda/CUDAFunctions.cpp",
