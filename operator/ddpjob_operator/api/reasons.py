@@ -247,7 +247,7 @@ FAILURES = (
     Reason("TooFewGPUs", "", "There are more ranks than GPUs."),
     Reason("NotDeterministic", "", "An operation has no deterministic kernel, and the program allows no other."),
     Reason("DriverMismatch", "", "The NVIDIA driver does not match the CUDA version."),
-    Reason("CUDANotInImage", "", "PyTorch was built without CUDA."),
+    Reason("CUDANotInImage", "", "PyTorch was built without CUDA, or not for the GPU of the node."),
     Reason("CUDAError", "", "A CUDA kernel failed."),
     Reason("NCCLError", "", "NCCL failed on this node."),
     Reason("AddressInUse", "", "A port is already in use."),

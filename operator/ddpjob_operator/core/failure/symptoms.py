@@ -51,7 +51,7 @@ _GPU = (
     ),
     Symptom(
         r"driver on your system is too old|driver version is insufficient|forward compatibility was attempted"
-        r"|unsupported display driver|driver/library version mismatch",
+        r"|unsupported display driver|driver/library version mismatch|compiled with an unsupported toolchain",
         "DriverMismatch",
         "The node's NVIDIA driver is too old for the image's CUDA: update it, or use an image with an older CUDA.",
     ),
@@ -75,6 +75,12 @@ _GPU = (
         r"not compiled with cuda|doesn't have nccl built in|torch\._c' has no attribute '_cuda_",
         "CUDANotInImage",
         "The image's PyTorch is built for the CPU: use an image with CUDA, or let the job run on the CPU with gloo.",
+    ),
+    Symptom(
+        r"no kernel image is available|device kernel image is invalid",
+        "CUDANotInImage",
+        "The image's PyTorch has no code for this node's GPU (torch.cuda.get_arch_list()): use an image that has, or a "
+        "nodeSelector for other GPUs.",
     ),
     Symptom(
         r"invalid device ordinal|duplicate gpu detected",

@@ -98,6 +98,11 @@ CASES = [
         "c10/cuda/CUDAFunctions.cpp", "GPUMissing", "CUDA driver initialization failed, you might not have a CUDA gpu."
     ),
     case("c10d/ProcessGroupNCCL.cpp", "GPUMissing", "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"),
+    case(
+        "cudaErrorNoKernelImageForDevice",
+        "CUDANotInImage",
+        "CUDA error: no kernel image is available for execution on the device",
+    ),
     case("torch.cuda.set_device", "CUDANotInImage", "module 'torch._C' has no attribute '_cuda_setDevice'"),
     case("distributed_c10d.py", "CUDANotInImage", "Distributed package doesn't have NCCL built in"),
     case("cudaErrorInvalidDevice", "TooFewGPUs", "CUDA error: invalid device ordinal"),
