@@ -210,6 +210,14 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
+        r"exiting prematurely\W{1,6}last error:\W{1,6}"
+        r"NET/IB ?: ?Got completion from peer \S+ with (error |status=\w*\(?)(5|12|13)\b",
+        "",
+        "NCCL lost another rank over InfiniBand or RoCE: check the other pods; if none failed, the links of both nodes "
+        "and the switch, and NCCL_IB_TIMEOUT.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"ibv_\w+ failed|NET/IB ?: ?Got completion",
         "NCCLError",
         "InfiniBand or RoCE failed on this node: check the link and NCCL_IB_HCA, or set NCCL_IB_DISABLE=1 to compare.",

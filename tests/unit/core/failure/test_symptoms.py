@@ -301,6 +301,15 @@ CASES = [
     case("zlib", "DataCorrupted", "Error -3 while decompressing data: incorrect data check"),
     case("torch/serialization.py", "UnsafeFile", "Weights only load failed. Unsupported global: GLOBAL posix.system"),
     case("importlib", "ImportError", "ModuleNotFoundError: No module named 'transformers'", "Failed"),
+    case(
+        "nccl/src/transport/net_ib/p2p.cc",
+        "PeerLost",
+        "rank 0 raised torch.distributed.DistBackendError after step 9: NCCL error in: c10d/ProcessGroupNCCL.cpp:3690, "
+        "remote process exited or there was a network error, NCCL version 2.29.7\nncclRemoteError: A call failed "
+        "possibly due to a network error or a remote process exiting prematurely.\nLast error:\nNET/IB: Got completion "
+        "from peer 10.0.0.7<51218> with status=12 opcode=0 len=0 vendor err 129 (Send) hca mlx5_0",
+        "PeerLost",
+    ),
 ]
 
 
