@@ -20,7 +20,7 @@ _PEER_LOST = re.compile(
     r"|Watchdog caught collective operation timeout|gloo.{0,500}(timed out|connection refused)"
     r"|gloo connectFullMesh failed|watchdog got stuck for \d+|store->get\('[^']*'\) got (error|exception)"
     r"|signal notifying that (a remote rank|the store)|NCCL timeout (in|when waiting)"
-    r"|failed to execute operation connect from rank",
+    r"|failed to execute operation connect from rank|dump signal (from another rank|due to .{1,40} from +rank \d)",
     re.IGNORECASE | re.DOTALL,
 )
 _TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)

@@ -230,6 +230,12 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
+        r"dump signal (from another rank|due to .{1,40} from +rank \d)",
+        "",
+        "Another rank has seen a collective time out or fail: the message has its number; read the log of its pod.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"ncclremoteerror|remote process exited or there was a network error",
         "",
         "NCCL lost another rank: check the other pods; if none failed, NCCL_SOCKET_IFNAME and the network.",

@@ -302,6 +302,12 @@ CASES = [
     case("torch/serialization.py", "UnsafeFile", "Weights only load failed. Unsupported global: GLOBAL posix.system"),
     case("importlib", "ImportError", "ModuleNotFoundError: No module named 'transformers'", "Failed"),
     case(
+        "c10d/ProcessGroupNCCL.cpp",
+        "PeerLost",
+        "Observed flight recorder dump signal from another rank via TCPStore.",
+        "PeerLost",
+    ),
+    case(
         "nccl/src/transport/net_ib/p2p.cc",
         "PeerLost",
         "rank 0 raised torch.distributed.DistBackendError after step 9: NCCL error in: c10d/ProcessGroupNCCL.cpp:3690, "
