@@ -104,6 +104,8 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"), True),
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), False),
         (DistBackendError("ncclUnhandledCudaError: Last error:\nCuda failure 2 'out of memory'"), True),
         (caused(RuntimeError("Stage 1 failed to run forward"), torch.OutOfMemoryError("CUDA out of memory")), True),
         (caused(RuntimeError("Stage 1 failed to run forward"), ValueError("shapes")), False),

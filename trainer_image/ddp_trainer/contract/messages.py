@@ -29,7 +29,11 @@ _NO_RENDEZVOUS = re.compile(
     r"|timed out after \d+ seconds waiting for clients|\d/\d+ clients joined",
     re.IGNORECASE,
 )
-_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w{1,40}_)?ALLOC(ATION)?_FAILED"
+    r"|CUFFT_ALLOC_FAILED",
+    re.IGNORECASE,
+)
 _NO_SPACE = re.compile(
     r"no space left on device|disk quota exceeded|inline_container\.cc.{0,80}unexpected pos"
     r"|PytorchStreamWriter failed writing file",

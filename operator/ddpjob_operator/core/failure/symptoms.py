@@ -139,7 +139,8 @@ _MEMORY = (
         "time.",
     ),
     Symptom(
-        r"cuda out of memory|out of memory|can't allocate memory|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)",
+        r"cuda out of memory|out of memory|can't allocate memory|CUBLAS_STATUS_NOT_INITIALIZED|CUFFT_ALLOC_FAILED"
+        r"|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w{1,40}_)?ALLOC(ATION)?_FAILED",
         "OutOfMemory",
         "",
     ),
