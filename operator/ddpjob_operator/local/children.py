@@ -156,7 +156,8 @@ class Children:
         )
         self._pods[action.name] = pod
         manifest = _with_uid(action.manifest, uid)
-        gpus = gpus_of_node(self._machine.gpus, pod.seat, seats(self._job.spec), self._job.spec.ranks_per_node)
+        spec = self._job.spec
+        gpus = gpus_of_node(self._machine.gpus, pod.seat, seats(spec), spec.ranks_per_node, spec.gpus_per_node)
         command = build_command(manifest, self._machine, endpoints, own=own_variables(self._job), gpus=gpus)
         try:
             await pod.start(command, manifest["metadata"]["labels"])

@@ -209,13 +209,14 @@ def _overrides(
     return overrides
 
 
-def gpus_of_node(gpus: tuple[str, ...], seat: int, seats: int, ranks: int) -> tuple[str, ...]:
+def gpus_of_node(gpus: tuple[str, ...], seat: int, seats: int, ranks: int, asked: int = 0) -> tuple[str, ...]:
     """One GPU for each rank of the pod in `seat`, and none for anyone if there are fewer than all `seats` need: NCCL
-    refuses two ranks on one GPU.
+    refuses two ranks on one GPU. A pod that has `asked` for more than one a rank gets more, as far as they go round.
     """
     if len(gpus) < seats * ranks:
         return ()
-    return gpus[seat * ranks : (seat + 1) * ranks]
+    share = max(ranks, min(asked, len(gpus) // seats))
+    return gpus[seat * share : (seat + 1) * share]
 
 
 def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str | None:

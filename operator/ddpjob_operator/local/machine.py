@@ -73,6 +73,8 @@ def different_here(job: Job, machine: Machine) -> tuple[str, ...]:
         notes.append(f"{len(machine.gpus)} GPU(s) for {ranks} ranks: training runs on the CPU")
     elif job.spec.gpus_per_node and not machine.gpus:
         notes.append("this machine has no GPU for the ranks: training runs on the CPU")
+    elif len(machine.gpus) < (asked := seats(job.spec) * job.spec.gpus_per_node):
+        notes.append(f"{len(machine.gpus)} GPU(s) where the job asks for {asked}: a pod gets fewer than it would have")
     return tuple(notes)
 
 

@@ -236,3 +236,20 @@ def test_every_rank_has_a_gpu_of_its_own_or_none_has_one(
     gpus: tuple[str, ...], seat: int, seats: int, ranks: int, seen: tuple[str, ...]
 ) -> None:
     assert gpus_of_node(gpus, seat, seats, ranks) == seen
+
+
+@pytest.mark.parametrize(
+    ("count", "seat", "seats", "asked", "seen"),
+    [
+        (8, 0, 1, 4, ("0", "1", "2", "3")),
+        (8, 1, 2, 4, ("4", "5", "6", "7")),
+        (6, 1, 2, 4, ("3", "4", "5")),
+        (2, 1, 2, 8, ("1",)),
+        (4, 0, 1, 0, ("0",)),
+    ],
+)
+def test_a_rank_has_all_the_gpus_that_its_pod_asks_for(
+    count: int, seat: int, seats: int, asked: int, seen: tuple[str, ...]
+) -> None:
+    gpus = tuple(str(index) for index in range(count))
+    assert gpus_of_node(gpus, seat, seats, 1, asked) == seen

@@ -65,6 +65,12 @@ def test_that_there_is_no_gpu_is_announced(gpus: tuple[str, ...], asked: int, no
     assert notes == (("this machine has no GPU for the ranks: training runs on the CPU",) if noted else ())
 
 
+def test_fewer_gpus_than_a_rank_asks_for_are_announced(tmp_path: Path) -> None:
+    machine = replace(this_machine(tmp_path), environ={}, gpus=("0", "1"))
+    notes = different_here(job(resources={"limits": {"nvidia.com/gpu": 4}}, procsPerNode=1), machine)
+    assert notes == ("2 GPU(s) where the job asks for 4: a pod gets fewer than it would have",)
+
+
 def test_what_each_rank_runs_is_announced_in_one_line() -> None:
     assert program_in_words(job()) == "python -m ddp_trainer.train"
     script = job(entrypoint={"script": "/mnt/shared/train.py"}, args=["--name", "a b\n\x1b[2J", "x" * 300])
