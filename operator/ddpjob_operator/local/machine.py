@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from ddpjob_operator.api.spec import BUILT_IN_MODULE, DDPJobSpec
@@ -36,6 +37,7 @@ from ddpjob_operator.local.script_paths import written_in
 
 _NEEDED = ("torch", "ddp_trainer")
 _LONGEST_COMMAND = 200
+_DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 _INSTALL = "pip install 'ddpjob[cli,trainer]'"
 
 
@@ -165,9 +167,11 @@ def _admitted(job: Job) -> Admitted:
 
 
 def _gpus() -> tuple[str, ...]:
-    """Those that CUDA would number here: what CUDA_VISIBLE_DEVICES leaves, else one for each device file."""
+    """Those that CUDA would number here: what CUDA_VISIBLE_DEVICES leaves, else one for each device file. CUDA ends the
+    list at the first entry that names no device, such as -1.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(part.strip() for part in chosen.split(",") if part.strip())
+        return tuple(takewhile(_DEVICE.fullmatch, (part.strip() for part in chosen.split(","))))
     devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(index) for index in range(len(devices)))

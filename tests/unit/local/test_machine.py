@@ -65,6 +65,24 @@ def test_that_there_is_no_gpu_is_announced(gpus: tuple[str, ...], asked: int, no
     assert notes == (("this machine has no GPU for the ranks: training runs on the CPU",) if noted else ())
 
 
+@pytest.mark.parametrize(
+    ("chosen", "gpus"),
+    [
+        ("4, 7", ("4", "7")),
+        ("GPU-8932f937,MIG-1a2b", ("GPU-8932f937", "MIG-1a2b")),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_gpus_are_those_that_cuda_sees(
+    chosen: str, gpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert this_machine(tmp_path).gpus == gpus
+
+
 def test_fewer_gpus_than_a_rank_asks_for_are_announced(tmp_path: Path) -> None:
     machine = replace(this_machine(tmp_path), environ={}, gpus=("0", "1"))
     notes = different_here(job(resources={"limits": {"nvidia.com/gpu": 4}}, procsPerNode=1), machine)
