@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 -m ddp_trainer.doctor
     torchrun --nproc-per-node 2 -m ddp_trainer.doctor --mebibytes 64 --timeout-seconds 30
 
-Each collective is checked for its result and timed; a rank that does not join is named. Then, on every node:
-shared memory for data workers, the volume, the network interface, and how far the clocks are apart. The exit
-code is 0 if all is well, 1 if not.
+Each collective is checked for its result and timed; a rank that does not join is named. Then, on every node: GPUs that
+torch does not see, shared memory for data workers, the volume, the network interface, and how far the clocks are apart.
+The exit code is 0 if all is well, 1 if not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.rank.world import World, describe_world, process_group
+from ddp_trainer.rank.world import World, describe_world, gpus_present, process_group, why_unseen
 
 SHM: Final = Path("/dev/shm")  # noqa: S108 - looked at, never written to
 SHM_BYTES: Final = 256 << 20
@@ -157,6 +157,8 @@ def check(world: World, name: str, run: Callable[[World, Tensor], bool], nbytes:
 def node() -> Iterator[Finding]:
     """What only a look at this node itself can tell."""
     host = socket.gethostname()
+    if (present := gpus_present(os.environ)) and not torch.cuda.device_count():
+        yield Finding(f"{host}: GPUs", f"{present} are there, and torch sees none", why_unseen())
     yield _space(f"{host}: shared memory", SHM, SHM_BYTES, "mount an emptyDir of medium Memory there")
     volume = Path(os.environ.get("DDPJOB_SHARED", tempfile.gettempdir()))
     yield _space(f"{host}: volume", volume, DISK_BYTES, "enlarge the volume or remove old checkpoints")

@@ -8,10 +8,12 @@ instead of letting the error out.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -21,9 +23,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from ddp_trainer.contract.environment import parse_rank
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank.fresh_store import fresh_store
 
 CPU: Final = torch.device("cpu")
+DEVICES: Final = Path("/dev")
 
 
 @dataclass(slots=True)
@@ -57,7 +61,8 @@ def describe_world(environ: Mapping[str, str] | None = None, *, device: str = "a
 
     Raises UserError when CUDA is asked for and there is none, or fewer devices than ranks on this node.
     """
-    own = parse_rank(os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    own = parse_rank(environ)
     devices = 0 if device == "cpu" else torch.cuda.device_count()
     if device == "cuda" and not devices:
         raise UserError(
@@ -68,12 +73,34 @@ def describe_world(environ: Mapping[str, str] | None = None, *, device: str = "a
             f"local rank {own.local_rank} has no device of its own: this node has {devices} for "
             f"{own.local_world_size} ranks; start at most one rank a GPU"
         )
+    if device == "auto" and not devices and own.local_rank == 0 and (present := gpus_present(environ)):
+        say(f"ddp_trainer: training runs on the CPU: this node has {present} GPU(s), and {why_unseen()}")
     return World(
         rank=own.rank,
         size=own.world_size,
         local_rank=own.local_rank,
         device=torch.device("cuda", own.local_rank) if devices else torch.device("cpu"),
     )
+
+
+def gpus_present(environ: Mapping[str, str]) -> int:
+    """NVIDIA's GPUs that this container was given, whether torch can use them or not; 0 where CUDA_VISIBLE_DEVICES
+    hides them.
+    """
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and re.match(r"\s*(\d|GPU-|MIG-)", chosen) is None:
+        return 0
+    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in DEVICES.glob("nvidia*"))
+
+
+def why_unseen() -> str:
+    """Why torch, which sees no GPU, sees none, and what to do."""
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} is built without CUDA: use the trainer image with CUDA, or --device cpu, and "
+            "leave the GPUs to others"
+        )
+    return f"CUDA {torch.version.cuda} does not start on them: see its warning, and the node's driver (nvidia-smi)"
 
 
 @contextmanager
