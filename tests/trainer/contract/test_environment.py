@@ -150,6 +150,13 @@ def test_ranks_share_the_cpus_unless_the_job_says_otherwise():
     assert torchrun_environment(pod, {"OMP_NUM_THREADS": "7"}, cpus=8)["OMP_NUM_THREADS"] == "7"
 
 
+def test_gloo_gets_the_interface_that_nobody_has_chosen() -> None:
+    pod, chosen = parse_pod(GOOD), {"GLOO_SOCKET_IFNAME": "ib0"}
+    assert torchrun_environment(pod, {}, cpus=1, interface="eth0")["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert torchrun_environment(pod, chosen, cpus=1, interface="eth0")["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert "GLOO_SOCKET_IFNAME" not in torchrun_environment(pod, {}, cpus=1)
+
+
 @pytest.mark.parametrize(
     ("files", "cpus"),
     [

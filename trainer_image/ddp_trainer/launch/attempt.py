@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ddp_trainer.contract import run_dir
 from ddp_trainer.contract.environment import PodEnvironment, Target
+from ddp_trainer.launch.interface import gloo_interface
 from ddp_trainer.launch.relay import Relay, StderrRelay
 from ddp_trainer.launch.torchrun import place_variables, torchrun_arguments, torchrun_environment, usable_cpus
 
@@ -105,7 +106,7 @@ def _start_torchrun(pod: PodEnvironment, arguments: Sequence[str], stdin: int = 
     """In a session of its own, out of reach of a terminal's signals; returns its pid."""
     agent = subprocess.Popen(
         [sys.executable, "-m", "ddp_trainer.rank.agent", *arguments],
-        env=torchrun_environment(pod, os.environ, usable_cpus()),
+        env=torchrun_environment(pod, os.environ, usable_cpus(), gloo_interface(pod.pod_ip)),
         stdin=stdin,
         start_new_session=True,
     )

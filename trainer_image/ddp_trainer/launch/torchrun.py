@@ -42,12 +42,18 @@ def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
     ]
 
 
-def torchrun_environment(pod: PodEnvironment, inherited: Mapping[str, str], cpus: int) -> dict[str, str]:
-    """Everything that was set, plus what the ranks need; `cpus` is how many this pod may use."""
+def torchrun_environment(
+    pod: PodEnvironment, inherited: Mapping[str, str], cpus: int, interface: str | None = None
+) -> dict[str, str]:
+    """Everything that was set, plus what the ranks need; `cpus` is how many this pod may use, `interface` the one that
+    gloo has to be given.
+    """
     env = {**inherited, **place_variables(pod, inherited)}
     env["TORCHELASTIC_ERROR_FILE"] = str(pod.run_dir / "torchrun" / "error.json")
     env["DDPJOB_LAUNCHER_PID"] = str(os.getpid())
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // pod.procs_per_node)))
+    if interface is not None:
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
     # The last lines before a crash are the ones that matter.
     env.setdefault("PYTHONUNBUFFERED", "1")
     return env
