@@ -40,8 +40,9 @@ from weakref import WeakKeyDictionary, ref
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.standard_error import say
-from ddp_trainer.rank import data_waits, observe_accelerate, observe_lightning, optimizer_steps
+from ddp_trainer.rank import captured_graphs, data_waits, observe_accelerate, observe_lightning, optimizer_steps
 from ddp_trainer.rank.after_import import after_import
+from ddp_trainer.rank.captured_graphs import at_replays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,8 @@ os.register_at_fork(after_in_child=_count_fork)
 
 def _keep_out_of_graphs() -> None:
     """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
-    for name in (__name__, data_waits.__name__, optimizer_steps.__name__, Heartbeat.__module__):
+    modules = (__name__, data_waits.__name__, optimizer_steps.__name__, captured_graphs.__name__, Heartbeat.__module__)
+    for name in modules:
         sys.modules["torch._dynamo.trace_rules"].add(name)
 
 
@@ -224,6 +226,11 @@ class ScriptObserver:
             return
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
+        if at_replays(before=functools.partial(self._backward_begins_with, loss)):
+            return
+        self._backward_begins_with(loss)
+
+    def _backward_begins_with(self, loss: Tensor) -> None:
         self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
         self._reads_of_step()
         self._backwards += 1
@@ -247,7 +254,7 @@ class ScriptObserver:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
-        if _forks != self._forks:
+        if _forks != self._forks or at_replays(after=functools.partial(self.stepped, optimizer)):
             return
         if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step

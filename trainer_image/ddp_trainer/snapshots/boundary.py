@@ -22,6 +22,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ddp_trainer.rank.captured_graphs import at_replays
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.snapshots.ranks import Gathering, Ranks
@@ -131,7 +132,7 @@ class Boundaries:
 def before_update(value: Stateful, action: Callable[[], None]) -> None:
     """Call `action` before each update that `value` makes: an optimizer, or a gradient scaler, which may skip it."""
     if isinstance(value, Optimizer):
-        value.register_step_pre_hook(lambda *_: action())
+        value.register_step_pre_hook(lambda *_: None if at_replays(before=action) else action())
     elif isinstance(value, GradScaler):
         update = value.update
 
