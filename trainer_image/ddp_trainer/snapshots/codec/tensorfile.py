@@ -10,18 +10,23 @@ copied into is what is written.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
 
 from ddp_trainer.snapshots.trust.disk import Chunk
 from ddp_trainer.snapshots.trust.errors import IncompatibleSnapshotError, SnapshotError
+
+log = logging.getLogger(__name__)
 
 DTYPES = {
     "F64": torch.float64,
@@ -232,25 +237,49 @@ class Memory:
     """
 
     def __init__(self, size: int, *, pinned: bool) -> None:
-        self._pinned = pinned and size > 0
-        if not self._pinned:
+        self._unpin: finalize[[int], Memory] | None = None
+        if not pinned or size == 0:
             self.data = torch.empty(size, dtype=torch.uint8, device="cpu")
             return
         # pages of its own: CUDA pins whole pages, and refuses one that is pinned already
         self.data = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-        _checked("cudaHostRegister", self.data.data_ptr(), size, _PORTABLE)
+        address = self.data.data_ptr()
+        try:
+            _checked("cudaHostRegister", address, size, _PORTABLE)
+        except RuntimeError as error:  # as in WSL, or in a sandbox
+            _forget_error()
+            log.warning("memory for snapshots cannot be pinned, so that copies from the device take longer: %s", error)
+            return
+        # CUDA would keep the pages of memory that is freed, and take what comes to have its addresses for them
+        self._unpin = finalize(self, _unregister, address)
+        self._unpin.atexit = False
 
     def release(self) -> None:
         """Unpin it. No copy to it may be under way."""
-        if self._pinned:
-            _checked("cudaHostUnregister", self.data.data_ptr())
-            self._pinned = False
+        if self._unpin is not None:
+            self._unpin()
+
+
+def _unregister(address: int) -> None:
+    try:
+        _checked("cudaHostUnregister", address)
+    except RuntimeError as error:
+        log.warning("memory of a snapshot stays pinned: %s", error)
+        _forget_error()
 
 
 def _checked(function: str, *arguments: int) -> None:
     """Call a function of CUDA's runtime. Raises CudaError, a RuntimeError."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     torch.cuda.check_error(int(getattr(runtime, function)(*arguments)))
+
+
+def _forget_error() -> None:
+    """CUDA's runtime keeps the last error of a thread until somebody asks for it: torch does after each kernel, and the
+    next one of training would fail of what failed here.
+    """
+    with suppress(RuntimeError):
+        torch.ones(1, device="cuda")
 
 
 def chunks(header: bytes, data: Tensor) -> Iterator[Chunk]:
