@@ -16,6 +16,7 @@ from weakref import ref
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.support.starting import starts_processes
 from tests.trainer.client.one_rank import model_and_optimizer, step
 from tests.trainer.train.volume import Volume
@@ -148,6 +149,28 @@ def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
     model = OnTheThirdGPU()
     module.attach(model, torch.optim.SGD([torch.zeros(1)]), environ={})
     assert happened == [torch.device("cuda:2"), World(device=torch.device("cuda:2"))]
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"), [("cuda:gloo", "cuda:3"), ("cpu:gloo,cuda:gloo", "cpu"), ("gloo", "cpu")]
+)
+def test_ranks_whose_model_is_on_the_host_reduce_where_their_group_can(
+    backend: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL, which is not here, takes tensors of the device alone, as gloo does that is asked for these alone."""
+    module = importlib.import_module("ddp_trainer.client.attach")
+    happened: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(module, "Run", lambda states, world, *others, **settings: happened.append(world.device) or run)
+    monkeypatch.setattr(module, "on_failure", lambda action: None)
+    run = SimpleNamespace(emergency=None)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module.attach(*model_and_optimizer(), environ={})
+    finally:
+        dist.destroy_process_group()
+    assert happened == [torch.device(device)]
 
 
 @pytest.mark.processes

@@ -101,15 +101,11 @@ def attach(
             f"attach(model, optimizer): the model is a {type(model).__name__}, not a torch.nn.Module; pass other "
             "states by name, and save what is no state with run.checkpoint()"
         )
-    device = torch.device("cpu")
-    if model is not None:
-        device = next((parameter.device for parameter in model.parameters()), device)
+    device = _device(model)
     if device.type == "cuda":
         # the step's all-reduce waits for its stream, and a snapshot holds its generator; a script that gives DDP its
         # device_ids trains without setting it
         torch.cuda.set_device(device)
-    elif model is None and dist.is_initialized() and "nccl" in dist.get_backend():
-        device = torch.device("cuda", torch.cuda.current_device())
     world = _world(environ, device)
     given = {} if model is None or optimizer is None else {"model": model, "optimizer": optimizer, **states}
     observer = observing() if model is None else None
@@ -167,6 +163,20 @@ def begun(
     )
     on_failure(run.emergency)
     return run
+
+
+def _device(model: nn.Module | None) -> torch.device:
+    """Where the ranks reduce: where the model is, or on the GPU of this process where they can only do so there. NCCL
+    takes no tensors of the host, and a model may be there between its steps (CPUOffloadPolicy).
+    """
+    parameters = () if model is None else model.parameters()
+    device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+    if device.type == "cpu" and dist.is_available() and dist.is_initialized():
+        backend = dist.get_backend()
+        takes_host = "cpu" in dist.distributed_c10d._device_capability()
+        if not takes_host or (model is None and "nccl" in backend):
+            return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def _whole(name: str, value: Any) -> int:
