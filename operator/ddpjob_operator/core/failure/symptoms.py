@@ -122,7 +122,8 @@ _MEMORY = (
     ),
     Symptom(
         r"out of shared memory|insufficient shared memory|bus error|\bSIGBUS\b|unable to (mmap|write to file </torch)"
-        r"|unable to open shared memory object|no space left on device.{0,80}(/dev/shm|torch_)",
+        r"|unable to open shared memory object|no space left on device.{0,80}(/dev/shm|torch_)"
+        r"|shared memory segment /dev/shm.{0,80}no space left on device",
         "SharedMemoryFull",
         "The shared memory /dev/shm is full: raise placement.shmSize, or use fewer data loader workers.",
         of=GENERAL | {"DiskFull"},
