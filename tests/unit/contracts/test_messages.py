@@ -47,7 +47,7 @@ def dump(name: str) -> str:
 
 def exception(entry: dict[str, Any]) -> BaseException:
     name, text = entry.get("raises", "RuntimeError"), entry["text"].strip()
-    kinds = {"RuntimeError": RuntimeError, "OutOfMemoryError": torch.OutOfMemoryError}
+    kinds = {"RuntimeError": RuntimeError, "ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}
     return (kinds.get(name) or getattr(torch.distributed, name))(text)
 
 

@@ -39,7 +39,8 @@ class Symptom:
 
 _GPU = (
     Symptom(
-        r"uncorrectable (ecc|nvlink) error|hardware stack error|fallen off the bus|\bxid\b.{0,40}\d",
+        r"uncorrectable (ecc|nvlink) error|hardware stack error|fallen off the bus"
+        r"|\bxid( errors?)?( \(pci[^)]{0,40}\))?[ :]{1,3}\d{1,3}\b",
         "GPUFault",
         "A GPU of this node is defective: drain the node, check `nvidia-smi -q` and the Xid lines in its kernel log.",
     ),

@@ -55,6 +55,8 @@ CASES = [
         "CUDA error: uncorrectable NVLink error detected during the execution",
     ),
     case("cudaErrorHardwareStackError", "GPUFault", "CUDA error: hardware stack error"),
+    case("DCGM", "GPUFault", "Detected XID errors: 94 on GPU 3"),
+    case("the NVIDIA device plugin", "GPUFault", "GPU 3 reported Xid 63: marked as unhealthy"),
     case(
         "cudaErrorContained",
         "GPUFault",
