@@ -84,7 +84,7 @@ _GPU = (
         "nodeSelector for other GPUs.",
     ),
     Symptom(
-        r"invalid device ordinal|duplicate gpu detected",
+        r"invalid device ordinal|duplicate gpu detected|multiple ranks are using the same gpu",
         "TooFewGPUs",
         "There are more ranks on the node than GPUs: set procsPerNode to the limit of nvidia.com/gpu.",
         of=GENERAL | LOST,
@@ -179,7 +179,7 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
-        r"mismatch between collectives|collective mismatch|mismatched collective|op\.preamble\.length"
+        r"mismatch between collectives|collective mismatch|mismatched (collective|nccl version)|op\.preamble\.length"
         r"|message truncated",
         "CollectiveMismatch",
         "Ranks called different collectives, or with different sizes: look for a branch on the rank or on its data. "
@@ -210,6 +210,20 @@ _RANKS = (
         r"no socket interface found|neither AF_INET",
         "NCCLError",
         "NCCL found no network interface: correct or remove NCCL_SOCKET_IFNAME.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"call to ibv_\w+ failed with error cannot allocate memory",
+        "NCCLError",
+        "InfiniBand cannot lock memory: set LimitMEMLOCK=infinity for the node's container runtime. The capability "
+        "IPC_LOCK helps only a container that runs as root.",
+        of=GENERAL | LOST | {"OutOfMemory"},
+    ),
+    Symptom(
+        r"mnnvl \(cliquesize \d+\) is available but not working",
+        "NCCLError",
+        "NVLink between nodes does not work here: give the pods an IMEX channel (resourceClaims in podTemplate), or "
+        "set NCCL_MNNVL_ENABLE=0.",
         of=GENERAL | LOST,
     ),
     Symptom(

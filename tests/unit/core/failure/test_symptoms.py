@@ -310,6 +310,18 @@ CASES = [
         "PeerLost",
     ),
     case(
+        "nccl/src/misc/ibvwrap.cc",
+        "NCCLError",
+        f"{NCCL_FILE}, unhandled system error\nncclSystemError: System call failed.\nLast error:\n"
+        "Call to ibv_create_cq failed with error Cannot allocate memory errno 12",
+    ),
+    case(
+        "nccl/src/mnnvl.cc",
+        "NCCLError",
+        "MNNVL (cliqueSize 4) is available but not working on this system. Check the IMEX configuration "
+        "(nvidia-imex-ctl -N). Set NCCL_MNNVL_ENABLE=0 to ignore this issue.",
+    ),
+    case(
         "nccl/src/transport/net_ib/p2p.cc",
         "PeerLost",
         "rank 0 raised torch.distributed.DistBackendError after step 9: NCCL error in: c10d/ProcessGroupNCCL.cpp:3690, "
