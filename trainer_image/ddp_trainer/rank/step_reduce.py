@@ -138,19 +138,24 @@ class _HostSums:
 
 
 class _DeviceSums:
-    """Where they are in the memory of a device, which does not wait for the host, nor the host for it."""
+    """Where they are in the memory of a device, which does not wait for the host, nor the host for it.
+
+    NCCL's watchdog ends the kernels of a collective that has failed, and the device goes on with whatever is in the
+    buffers until the process is aborted. So the ranks are counted: the collectives of a group run in their order, and
+    where all ranks are in this sum, those of the step before it are whole too.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._buffer = torch.zeros(_VALUES, dtype=torch.float64, device=world.device)
-        self._host = torch.zeros(_VALUES, dtype=torch.float64, device="cpu", pin_memory=True)
-        self._flags = torch.zeros(_VALUES - 2, dtype=torch.float64, device="cpu", pin_memory=True)
+        self._buffer = torch.zeros(_VALUES + 1, dtype=torch.float64, device=world.device)
+        self._host = torch.zeros(_VALUES + 1, dtype=torch.float64, device="cpu", pin_memory=True)
+        self._flags = torch.zeros(_VALUES - 1, dtype=torch.float64, device="cpu", pin_memory=True)
         self._copied = torch.Event("cuda")
 
     def start(self, loss: Tensor | float, norm: Tensor | float, *flags: bool) -> None:
         self._buffer[0] = loss
         self._buffer[1] = norm
-        self._flags.numpy()[:] = flags
+        self._flags.numpy()[:] = [*flags, True]
         self._buffer[2:].copy_(self._flags, non_blocking=True)
         if self._world.size > 1:
             work = dist.all_reduce(self._buffer, async_op=True)
@@ -168,7 +173,12 @@ class _DeviceSums:
 
     def wait(self, timeout: timedelta | None) -> list[float]:
         self._copied.synchronize()
-        values: list[float] = self._host.tolist()
+        *values, ranks = self._host.tolist()
+        if ranks != self._world.size:
+            raise RuntimeError(
+                f"the NCCL communicator was aborted: {ranks:g} of {self._world.size} ranks are in the sum of the last "
+                "step, and its gradients may lack some as well"
+            )
         return values
 
 
