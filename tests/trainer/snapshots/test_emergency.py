@@ -94,6 +94,20 @@ class Run:
         return [(event.result, event.step) for event in self.events]
 
 
+def test_a_look_at_the_weights_that_fails_too_takes_nothing_from_the_failure(tmp_path: Path) -> None:
+    """As after a fault of a device: whatever asks it for something gets the same error."""
+
+    def looks_at_weights() -> bool:
+        if run.cursor.step == 5:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return True
+
+    run = Run(tmp_path, loss_is_finite=looks_at_weights)
+    assert run.train(6, fail="backward") is False
+    assert run.results() == [("saved", 3), ("skipped", 5)]
+    assert "no emergency snapshot: CUDA error: device-side assert triggered" in run.events[-1].message
+
+
 @pytest.mark.parametrize("fail", ["forward", "backward"])
 def test_a_run_that_failed_within_a_step_goes_on_bitwise_after_the_step_before(tmp_path: Path, fail: str) -> None:
     unbroken = Run(tmp_path / "unbroken")

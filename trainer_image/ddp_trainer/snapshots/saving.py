@@ -30,7 +30,7 @@ from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.trust.store import SnapshotStore
-from ddp_trainer.snapshots.values import FAILING_AFTER, SnapshotEvent
+from ddp_trainer.snapshots.values import FAILING_AFTER, Progress, SnapshotEvent
 
 if TYPE_CHECKING:
     from ddp_trainer.snapshots.sharded import Shards, StagedShard
@@ -105,24 +105,22 @@ class Saver:
             raise fenced
         return saving
 
-    def emergency(self, boundaries: Boundaries, manifest: Manifest | None) -> bool:
-        """On rank 0, after an exception that ends training: save the newest boundary, if the states are still of it.
+    def emergency(self, boundaries: Boundaries, manifest: Callable[[Progress], Manifest]) -> bool:
+        """On rank 0, after an exception that ends training: save the newest boundary, if the states are still those of
+        it, with what `manifest` makes for its end. That may fail as the step did: it looks at weights on a device.
 
-        `manifest` is what it will have, None if there is no boundary yet. Needs no other rank: they may be gone. True
-        if the last finished step is saved; where it cannot be, an event says why. Raises nothing, and takes up to a
-        minute if the volume hangs.
+        Needs no other rank: they may be gone. True if the last finished step is saved; where it cannot be, an event
+        says why. Raises nothing, and takes up to a minute if the volume hangs.
         """
         if self._store is None:
             return False
-        step = manifest.step if manifest is not None else 0
+        boundary = boundaries.newest
+        step = boundary.progress.step if boundary is not None else 0
         try:
             if boundaries.obstacle is not None:
                 self._wait_for(step, EMERGENCY_SECONDS)
                 raise SnapshotError(boundaries.obstacle)
-            boundary = boundaries.newest
-            if boundary is None or manifest is None:
-                return False
-            return self._save_boundary(boundary, boundaries, manifest)
+            return boundary is not None and self._save_boundary(boundary, boundaries, manifest(boundary.progress))
         except Exception as error:
             self._give_up(step, str(error) or type(error).__name__)
             return False

@@ -308,9 +308,7 @@ class Snapshots:
         """
         if self._saver is None or isinstance(error, FencedError):
             return False
-        boundary = self._boundaries.newest
-        manifest = None if boundary is None else self._manifest(boundary.progress, "emergency")
-        return self._saver.emergency(self._boundaries, manifest)
+        return self._saver.emergency(self._boundaries, lambda progress: self._manifest(progress, "emergency"))
 
     def save(self, progress: Progress, *, kind: Kind = "periodic", wait: bool = False) -> bool:
         """Save now, on all ranks alike. Without `wait`, returns once states are copied, True if a save is under way.
