@@ -34,17 +34,19 @@ class Graph:
         self.work()
 
 
-@pytest.fixture
-def capturing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+@pytest.fixture(params=["cuda.CUDAGraph", "accelerator.Graph"])
+def capturing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """A context in which torch says that a graph is being captured."""
+    module, _, name = request.param.partition(".")
     state = SimpleNamespace(capturing=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (Graph,), dict(vars(Graph))))
+    for owner, kind in ((torch.cuda, "CUDAGraph"), (torch.accelerator, "Graph")):
+        monkeypatch.setattr(owner, kind, type(kind, (Graph,), dict(vars(Graph))))
 
     @contextmanager
     def capture() -> Iterator[Any]:
-        graph = torch.cuda.CUDAGraph()
+        graph = getattr(getattr(torch, module), name)()
         state.capturing = True
         yield graph
         graph.capture_end()

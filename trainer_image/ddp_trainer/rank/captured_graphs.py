@@ -35,10 +35,14 @@ def at_replays(*, before: Action | None = None, after: Action | None = None) -> 
 
 
 def _install() -> None:
-    graphs: Any = sys.modules["torch"].cuda.CUDAGraph
-    if getattr(graphs.replay, "calls_actions", False):
-        return
-    end, replay = graphs.capture_end, graphs.replay
+    torch: Any = sys.modules["torch"]
+    for kind in (torch.cuda.CUDAGraph, getattr(getattr(torch, "accelerator", None), "Graph", None)):
+        if kind is not None and not getattr(kind.replay, "calls_actions", False):
+            _wrap(kind)
+
+
+def _wrap(kind: Any) -> None:
+    end, replay = kind.capture_end, kind.replay
 
     @wraps(end)
     def capture_end(graph: Any) -> None:
@@ -58,4 +62,4 @@ def _install() -> None:
                 after()
 
     replay_with_actions.calls_actions = True  # type: ignore[attr-defined]
-    graphs.capture_end, graphs.replay = capture_end, replay_with_actions
+    kind.capture_end, kind.replay = capture_end, replay_with_actions
