@@ -120,6 +120,12 @@ def test_what_a_gpu_does_not_say_is_left_out() -> None:
     assert list(slices.look()) == [GPU(0, None, 3, 8)]
 
 
+def test_a_gpu_that_is_lost_hides_no_other() -> None:
+    gpus = GPUs(lambda: nvml(nvmlDeviceGetHandleByIndex=lambda index: index or refused(index)))
+    for _ in range(2):
+        assert list(gpus.look()) == [GPU(0, None, None, None), GPU(1, 0.41, 3, 8)]
+
+
 def test_without_nvml_it_is_looked_for_once() -> None:
     tries: list[int] = []
 

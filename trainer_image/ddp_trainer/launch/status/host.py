@@ -139,7 +139,10 @@ class GPUs:
 
     def _one(self, index: int) -> GPU:
         nvml = self._nvml
-        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            device = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError:  # lost, as one that has fallen off the bus: the others still answer
+            return GPU(index, None, None, None)
         utilization = memory = None
         with contextlib.suppress(nvml.NVMLError):
             utilization = nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
