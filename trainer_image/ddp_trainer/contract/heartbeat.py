@@ -420,14 +420,16 @@ class Heartbeat:
             return
         device = getattr(loss, "device", None)
         on_cpu = device is None or device.type == "cpu"
-        if not on_cpu and (now - self._loss_read_at < DEVICE_LOSS_INTERVAL_SECONDS or _is_capturing()):
+        if not on_cpu and (now - self._loss_read_at < DEVICE_LOSS_INTERVAL_SECONDS or is_capturing()):
             return
         self._state["loss"] = float(loss)
         self._loss, self._loss_read_at = None, now
 
 
-def _is_capturing() -> bool:
-    """Whether a CUDA graph is being captured, which to read from the device would end with an error."""
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the present stream; to read from the device would end that with an
+    error. Without importing torch.
+    """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and cuda.is_initialized() and bool(cuda.is_current_stream_capturing())
 

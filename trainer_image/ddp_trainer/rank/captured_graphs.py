@@ -12,17 +12,13 @@ from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ddp_trainer.contract.heartbeat import is_capturing
+
 Action = Callable[[], None]
 
 _captured: list[tuple[Action | None, Action | None]] = []
 """Actions for the graph that is being captured."""
 _of_graphs: WeakKeyDictionary[Any, list[tuple[Action | None, Action | None]]] = WeakKeyDictionary()
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured on the present stream; without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def at_replays(*, before: Action | None = None, after: Action | None = None) -> bool:
