@@ -207,6 +207,7 @@ FAILURES = (
     Reason("Left", "", "With scope Live: a pod was stopped by SIGTERM, and the others go on. A disruption."),
     Reason("Evicted", "", "The kubelet evicted a pod because its node ran short of a resource. A disruption."),
     Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
+    Reason("Disrupted", "", "The cluster, or Kueue, ended a pod for the reason in the message. A disruption."),
     Reason("NodeTainted", "", "A pod was deleted for a taint of its node, and ended in order. A disruption."),
     Reason("NodeRebooted", "", "A node came back without the containers that ran there. A disruption."),
     Reason("NodeLost", "", "A node was NotReady for restart.nodeLostSeconds, or is gone. A disruption."),

@@ -76,6 +76,7 @@ def parse_pod(obj: Object) -> PodView:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     reason, message = _problem(status, conditions)
+    disruption, disruption_message = _disruption(conditions)
     return PodView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -90,7 +91,8 @@ def parse_pod(obj: Object) -> PodView:
         not_ready_since=_not_ready_since(status, conditions),
         unacknowledged_since=_unacknowledged_since(obj, conditions),
         created=parse_time(metadata.get("creationTimestamp")),
-        disruption=_disruption(conditions),
+        disruption=disruption,
+        disruption_message=disruption_message,
         deleting="deletionTimestamp" in metadata,
         held=is_held(obj),
         gone_by=_gone_by(obj),
@@ -206,10 +208,11 @@ def _gone_by(obj: Object) -> datetime | None:
     return until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
-def _disruption(conditions: Mapping[str, Object]) -> str:
+def _disruption(conditions: Mapping[str, Object]) -> tuple[str, str]:
     """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget)."""
     targets = (conditions.get(name, {}) for name in ("DisruptionTarget", "TerminationTarget"))
-    return next((str(target.get("reason", "")) for target in targets if target.get("status") == "True"), "")
+    found: Object = next((target for target in targets if target.get("status") == "True"), {})
+    return str(found.get("reason", "")), str(found.get("message", ""))
 
 
 def _termination(status: Object) -> Termination | None:

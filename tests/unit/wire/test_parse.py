@@ -315,10 +315,11 @@ def test_a_silent_node_shows_in_a_pod_that_is_not_ready_though_its_containers_ar
 @pytest.mark.parametrize("status", ["True", "False"])
 @pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget"])
 def test_a_disruption_of_the_control_plane_or_of_a_queue_is_named(kind: str, status: str) -> None:
-    target = {"type": kind, "status": status, "reason": "PreemptionByScheduler"}
+    target = {"type": kind, "status": status, "reason": "PreemptionByScheduler", "message": "for a higher priority"}
     view = parse_pod(pod({"conditions": [target]}))
     assert view is not None
-    assert view.disruption == ("PreemptionByScheduler" if status == "True" else "")
+    named = ("PreemptionByScheduler", "for a higher priority") if status == "True" else ("", "")
+    assert (view.disruption, view.disruption_message) == named
 
 
 def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:

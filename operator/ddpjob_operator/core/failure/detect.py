@@ -43,6 +43,7 @@ NODE_REBOOTED = "NodeRebooted"
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
 """The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot."""
 
+DISRUPTED = "Disrupted"
 _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
     "DeletionByPodGC": "NodeLost",
@@ -51,7 +52,9 @@ _DISRUPTED = {
     "TerminationByKubelet": "Evicted",
     "WorkloadEvictedDueToPreempted": PREEMPTED,
 }
-"""Our reason for each that the condition DisruptionTarget gives (KEP-3329), and Kueue's TerminationTarget."""
+"""Our reason for each that the condition DisruptionTarget gives (KEP-3329), and Kueue's TerminationTarget. There are
+others, such as WorkloadEvictedDueToClusterQueueStopped: they say nothing of the node.
+"""
 
 
 class Retry(StrEnum):
@@ -231,7 +234,8 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
             f"node {pod.node_name} has a taint for which pod {pod.name} was deleted, and does not confirm it",
         )
     if pod.disruption:
-        return _DISRUPTED.get(pod.disruption, "Evicted"), f"pod {pod.name} was disrupted: {pod.disruption}"
+        said = f"{pod.disruption}: {pod.disruption_message}" if pod.disruption_message else pod.disruption
+        return _DISRUPTED.get(pod.disruption, DISRUPTED), f"pod {pod.name} was disrupted: {said[:LOG_LINE_LIMIT]}"
     return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
 
 

@@ -35,6 +35,8 @@ ADVICE: dict[str, str] = {
     "Preempted": "The pod was stopped and saved a snapshot. Training resumes from it.",
     "Left": "The pod was stopped. The other ranks train on, and another pod takes its place.",
     "Drained": "The node is drained for maintenance. Training resumes on other nodes from the last snapshot.",
+    "Disrupted": "The cluster, or a queue, ended the pod. Training resumes from the last snapshot. Of Kueue, kubectl "
+    "describe workload says more.",
     "NodeTainted": "The node has a taint that the pod does not tolerate: see kubectl describe node.",
     "NodeRebooted": "The node was restarted, or its container runtime. If nobody did, check its power and kernel log.",
     "NodeLost": "The node does not respond: check its kubelet, network and power.",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ddpjob_operator.api.policies import Restart, RestartRule
-from ddpjob_operator.core.failure.detect import EXIT_FENCED, LEFT, PREEMPTED, Failure, Retry
+from ddpjob_operator.core.failure.detect import DISRUPTED, EXIT_FENCED, LEFT, PREEMPTED, Failure, Retry
 from ddpjob_operator.core.failure.symptoms import found
 
 DISRUPTIONS = frozenset(
@@ -20,6 +20,7 @@ DISRUPTIONS = frozenset(
         LEFT,  # asked to stop, and left the ranks that recover live
         "Evicted",  # by the kubelet when a resource runs out
         "Drained",  # by the eviction API
+        DISRUPTED,  # for another reason of the cluster's, or of Kueue's
         "NodeTainted",  # for a taint of its node, which ended it in order
         "NodeLost",  # the node is silent, or gone
         "NodeRebooted",  # the node is back, and does not know the containers that ran there
@@ -36,7 +37,7 @@ DISRUPTIONS = frozenset(
 """Reasons that are the cluster's doing. Not PodDeleted: a person may delete a pod because of what it does."""
 
 
-_FORMER_NAMES = {"Drained": ("Evicted",), "NodeTainted": ("Evicted",)}
+_FORMER_NAMES = {"Drained": ("Evicted",), "NodeTainted": ("Evicted",), DISRUPTED: ("Evicted",)}
 """What rules may still know a reason by."""
 
 

@@ -78,6 +78,7 @@ class PodView:
     created: datetime | None = None
     disruption: str = ""
     """Reason of the condition DisruptionTarget, on servers that have it."""
+    disruption_message: str = ""
     deleting: bool = False
     held: bool = False
     """Whether the operator's finalizer keeps it visible until its end is on record."""
@@ -126,6 +127,7 @@ class PodView:
             exited=earlier.exited,
             termination=earlier.termination,
             disruption=earlier.disruption,
+            disruption_message=earlier.disruption_message,
             reason=earlier.reason,
             message=earlier.message,
         )

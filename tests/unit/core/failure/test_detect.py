@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -109,7 +110,12 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             "NodeRebooted",
         ),
         case("a pod of a node that is gone is lost", make_pod(disruption="DeletionByPodGC", **GONE), "NodeLost"),
-        case("a disruption that nobody knows is an eviction", make_pod(disruption="SomethingNew", **GONE), "Evicted"),
+        case("any other disruption says nothing of the node", make_pod(disruption="SomethingNew", **GONE), "Disrupted"),
+        case(
+            "a pod that Kueue stops is not evicted by its kubelet",
+            failed(0, 143, "Preempted", disruption="WorkloadEvictedDueToClusterQueueStopped", **GOING),
+            "Disrupted",
+        ),
         case(
             "the kubelet knows best why it ended a pod",
             failed(0, 137, disruption="TerminationByKubelet", reason="Terminated"),
@@ -462,3 +468,12 @@ def test_a_collective_that_times_out_is_told_with_the_node_that_did_not() -> Non
         assert diagnose(failure).reason == "CollectiveTimeout"
     for failure in find_failures([*pods, make_pod(1), make_pod(3)], [], NOW):  # one of them may be about to
         assert "did not time out" not in failure.message
+
+
+def test_a_disruption_is_said_in_the_words_of_who_caused_it() -> None:
+    stopped = make_pod(0, disruption="WorkloadEvictedDueToLocalQueueStopped", **GONE)
+    stopped = replace(stopped, disruption_message="The LocalQueue is stopped")
+    (failure,) = find_failures([stopped], [], NOW)
+    assert failure.message == (
+        "pod digits-0-0 was disrupted: WorkloadEvictedDueToLocalQueueStopped: The LocalQueue is stopped"
+    )

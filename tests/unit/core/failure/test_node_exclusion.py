@@ -270,6 +270,6 @@ def test_what_a_rule_excludes_stays_excluded() -> None:
     assert late.excluded_nodes == ("a",)
 
 
-@pytest.mark.parametrize("reason", ["Drained", "NodeTainted", "NodeRebooted"])
+@pytest.mark.parametrize("reason", ["Drained", "Disrupted", "NodeTainted", "NodeRebooted"])
 def test_maintenance_is_no_fault_of_a_node(reason: str) -> None:
     assert blamed(DDPJobStatus(), killed(reason=reason), ("a", "b"), limit=1).node_failures == {}
