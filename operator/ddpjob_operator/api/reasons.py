@@ -203,6 +203,12 @@ FAILURES = (
     Reason("CollectiveMismatch", "", "Ranks called different collectives, or with different shapes."),
     Reason("RankFinishedEarly", "", "A rank had finished while another still waited for it in a collective."),
     Reason("Fenced", "", "A newer attempt or another job owns the checkpoint directory (exit code 77)."),
+    Reason(
+        "StatusRestored",
+        "",
+        "The volume knows a later attempt than the job's status, as after a restore of the cluster from a backup. "
+        "A disruption.",
+    ),
     Reason("Preempted", "", "A pod was preempted, or stopped by SIGTERM after a snapshot. A disruption."),
     Reason("Left", "", "With scope Live: a pod was stopped by SIGTERM, and the others go on. A disruption."),
     Reason("Evicted", "", "The kubelet evicted a pod because its node ran short of a resource. A disruption."),

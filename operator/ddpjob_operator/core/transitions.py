@@ -44,6 +44,8 @@ class NextAttempt:
     """Seconds until it may start."""
     kept_pods: dict[str, int] = field(default_factory=dict)
     """Pods of older attempts that take part, and their node ranks."""
+    after: int = 0
+    """An attempt that there has been, whatever the status says."""
 
 
 def adopt_attempt(look: Look) -> Look:
@@ -142,7 +144,7 @@ def begin_attempt(look: Look, following: NextAttempt) -> Look:
         transitioned(
             look.status,
             phase=Phase.RESTARTING,
-            attempt=_next_number(look),
+            attempt=max(_next_number(look), following.after + 1),
             attempt_start_time=look.now,
             restart_at=look.now + timedelta(seconds=delay) if delay else None,
             retry_at=None,

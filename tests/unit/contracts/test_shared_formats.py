@@ -17,7 +17,7 @@ from ddp_trainer.launch.exit.termination_message import ExitCause, ExitEvidence,
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.supervisor import AGENT_SECONDS
 from ddp_trainer.logs.losses import LossLog
-from ddp_trainer.snapshots.trust.fence import Attempt
+from ddp_trainer.snapshots.trust.fence import Attempt, Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import is_reserved
@@ -28,7 +28,7 @@ from ddpjob_operator.core.manifests.pod_environment import Place, environment, l
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.observed import Observed, ServiceView
+from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, ServiceView, Termination
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
 from ddpjob_operator.follow.logs import Wanted
 from ddpjob_operator.local.assignment import write_assignment
@@ -109,6 +109,19 @@ def test_both_sides_mean_the_same_by_an_exit_code() -> None:
     assert trainer_exits.EXIT_PREEMPTED == operator_exits.EXIT_PREEMPTED
     for code in (trainer_exits.EXIT_USER, trainer_exits.EXIT_FENCED, trainer_exits.EXIT_PREEMPTED):
         assert f"| {code} |" in DOCUMENT
+
+
+@pytest.mark.parametrize(("uid", "known"), [("uid-1", 3), ("uid-2", None)])
+def test_the_operator_reads_which_attempt_of_the_job_has_fenced_this_one(
+    tmp_path: Path, uid: str, known: int | None
+) -> None:
+    Fence.acquire(tmp_path, created=1, attempt=3, uid=uid)
+    with pytest.raises(trainer_exits.FencedError) as fenced:
+        Fence.acquire(tmp_path, created=1, attempt=1, uid="uid-1")
+    ended = Termination(77, message=json.dumps({"version": 1, "reason": "Fenced", "message": str(fenced.value)}))
+    pod = PodView("digits-1-0", "pod-1", 1, 0, PodPhase.FAILED, termination=ended)
+    (failure,) = operator_exits.find_failures([pod], [], NOW)
+    assert failure.fenced_by == known
 
 
 def test_the_launcher_answers_status_with_exactly_the_documented_fields() -> None:

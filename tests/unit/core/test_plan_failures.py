@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 from builders import (
     NOW,
+    ended,
     failed,
     in_phase,
     later,
     make_job,
     make_pod,
+    make_report,
     seen,
 )
 from looks import GANG, RUNNING, SNAPSHOT, STARTING, condition, created, deleted, kinds, look
@@ -19,6 +21,7 @@ from looks import GANG, RUNNING, SNAPSHOT, STARTING, condition, created, deleted
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import CreateService, PointService
+from ddpjob_operator.core.values.observed import PodView
 
 
 def test_a_failure_begins_a_new_attempt_that_is_written_first() -> None:
@@ -90,6 +93,22 @@ def test_what_cannot_be_retried_fails_the_job(pod: object, reason: str) -> None:
     assert after.completion_time == NOW
     assert deleted(decided) == ["digits-0-0"]
     assert decided.status_first
+
+
+def fenced(uid: str, newer: int) -> PodView:
+    message = f"attempt 0 (uid uid-1) is fenced: attempt {newer} (uid {uid}) owns /mnt/shared/checkpoints/digits"
+    return make_pod(0, "Failed", termination=ended(77, make_report("Fenced", message=message)))
+
+
+def test_a_status_that_is_older_than_the_volume_goes_on_after_the_attempt_that_the_volume_knows() -> None:
+    after = look(make_job(RUNNING), seen(fenced("uid-1", 3), make_pod(1))).status
+    assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 4, 0, 1)
+    assert after.last_failure is not None
+    assert (after.last_failure.reason, after.last_failure.attempt) == ("StatusRestored", 0)
+
+
+def test_an_attempt_that_another_job_has_fenced_fails_the_job() -> None:
+    assert look(make_job(RUNNING), seen(fenced("uid-2", 3), make_pod(1))).status.phase is Phase.FAILED
 
 
 def test_exit_77_of_an_old_attempt_is_what_fencing_is_for() -> None:

@@ -36,6 +36,9 @@ LEFT = "Left"
 TRACES_OF_A_STOP = (PREEMPTED, LEFT, "WorkerKilled", *CONSEQUENCES)
 """What a pod says of its end when the kubelet ended it: a deletion or an eviction explains these, and nothing else."""
 
+_FENCED = re.compile(r"attempt \d+ \(uid ([^)]+)\) is fenced: attempt (\d{1,6}) \(uid \1\) owns")
+STATUS_RESTORED = "StatusRestored"
+
 _TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 
 NODE_LOST = "NodeLost"
@@ -83,6 +86,8 @@ class Failure:
     """Ended by the cluster or by a person, not by itself: deleted, evicted, preempted by the scheduler."""
     report: TerminationReport | None = None
     """The pod's termination message, if it left one."""
+    fenced_by: int | None = None
+    """The later attempt of the same job that the volume knows."""
 
 
 _GONE = "is no pod of the job any more: it was deleted, or its labels were"
@@ -250,6 +255,9 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         reason, message = NODE_REBOOTED, f"node {pod.node_name} was restarted, and pod {pod.name} ended with it"
     else:
         reason, message = _from_exit_code(pod, ended)
+    fenced_by = _fenced_by(report) if ended.exit_code == EXIT_FENCED else None
+    if fenced_by is not None:
+        reason, retry = STATUS_RESTORED, Retry.YES
     only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
     outside = _stopped_by(pod) if retry is Retry.YES and only_a_trace else None
     if outside:
@@ -268,7 +276,16 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         signal=_signal(report, ended),
         outside=outside is not None or reason == NODE_REBOOTED,
         report=report,
+        fenced_by=fenced_by,
     )
+
+
+def _fenced_by(report: TerminationReport | None) -> int | None:
+    """The later attempt of the same job that has fenced this one, which is the current one by the job's status: that is
+    older than the volume.
+    """
+    found = _FENCED.search(report.message) if report is not None else None
+    return int(found[2]) if found else None
 
 
 def _signal(report: TerminationReport | None, ended: Termination) -> str | None:

@@ -19,6 +19,7 @@ ADVICE: dict[str, str] = {
     "image of your own, or correct the import.",
     "UserError": "Correct the arguments or the script and apply the job again. A retry would fail in the same way.",
     "Fenced": "Another job uses the same checkpoint directory: use another job name or another volume.",
+    "StatusRestored": "The next attempt begins after the one on the volume, and resumes from the last snapshot.",
     "DiskFull": "The volume at /mnt/shared is full: delete files, lower snapshots.keep, or expand the claim.",
     "LossNotFinite": "The loss is NaN or infinite: lower the learning rate, clip gradients, prefer bf16 to fp16, check "
     "the data. Apply the job again to go on from its last snapshot with a finite loss.",

@@ -45,6 +45,8 @@ def obstacle(look: Look, pods: tuple[PodView, ...], failures: tuple[Failure, ...
     if not any(pod.node_rank not in lost and pod.running and not pod.deleting for pod in pods):
         return "no other pod of the gang runs"
     for failure in failures:
+        if failure.fenced_by is not None:
+            return f"the volume knows attempt {failure.fenced_by}"
         if failure.reason == ENDED:
             return "the ranks gave it up"
         has_left = failure.report is not None and failure.report.reason == LEFT

@@ -59,6 +59,8 @@ class Cause:
     """Seconds until the next one may start."""
     size: int | None = None
     """Of how many nodes it is; None where its size does not change for this cause."""
+    after: int = 0
+    """An attempt that there has been, whatever the status says."""
     event: Event | None = None
     """Reported in place of the warning that the gang restarts."""
 
@@ -123,7 +125,9 @@ def _after_failure(look: Look, cause: Failure, why_not_live: str = "") -> Plan:
         case RestartIn(reason, seconds, after, why):
             look = with_failure(look.with_status(after), cause, tail)
             why = f"{why}; no live recovery: {why_not_live}" if why_not_live else why
-            return next_attempt(look, Cause(reason, with_clause(cause.message, why), seconds))
+            return next_attempt(
+                look, Cause(reason, with_clause(cause.message, why), seconds, after=cause.fenced_by or 0)
+            )
 
 
 def _until_cause_shows(look: Look, cause: Failure) -> float | None:
@@ -170,7 +174,9 @@ def next_attempt(look: Look, cause: Cause) -> Plan:
     size = cause.size or next_size(look)
     kept = kept_pods(look, size)
     made_from = digests(look.job, look.defaults)
-    look = transitions.begin_attempt(look, NextAttempt(size, cause.reason, message, made_from, cause.delay, kept))
+    look = transitions.begin_attempt(
+        look, NextAttempt(size, cause.reason, message, made_from, cause.delay, kept, cause.after)
+    )
     old = tuple(pod for pod in look.observed.pods if pod.name not in kept)
     actions: list[Action] = [*discard(look, old, grace_seconds=grace_of_old(look.status))]
     wait = cause.delay or still_saving(look)
