@@ -212,6 +212,7 @@ FAILURES = (
     Reason("Preempted", "", "A pod was preempted, or stopped by SIGTERM after a snapshot. A disruption."),
     Reason("Left", "", "With scope Live: a pod was stopped by SIGTERM, and the others go on. A disruption."),
     Reason("Evicted", "", "The kubelet evicted a pod because its node ran short of a resource. A disruption."),
+    Reason("StorageLimitExceeded", "", "The kubelet evicted a pod that wrote more to its disk than its limit allows."),
     Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
     Reason("Disrupted", "", "The cluster, or Kueue, ended a pod for the reason in the message. A disruption."),
     Reason("NodeTainted", "", "A pod was deleted for a taint of its node, and ended in order. A disruption."),

@@ -41,6 +41,11 @@ STATUS_RESTORED = "StatusRestored"
 
 _TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
 
+_OVER_ITS_LIMIT = re.compile(
+    r"ephemeral storage limit|ephemeral local storage usage exceeds|emptydir volume", re.IGNORECASE
+)
+"""What the kubelet says of a pod that it evicts for what this has written itself; its node has room."""
+
 NODE_LOST = "NodeLost"
 NODE_REBOOTED = "NodeRebooted"
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
@@ -232,7 +237,8 @@ def end_of_restarted_node(pod: PodView) -> Failure | None:
 def _stopped_by(pod: PodView) -> tuple[str, str] | None:
     """What ended a pod from outside: the kubelet (Evicted, Terminated, ...), the control plane or a deletion."""
     if pod.phase is PodPhase.FAILED and pod.reason:
-        return pod.reason, f"pod {pod.name} failed: {pod.message or pod.reason}"
+        over = pod.reason == "Evicted" and _OVER_ITS_LIMIT.search(pod.message) is not None
+        return "StorageLimitExceeded" if over else pod.reason, f"pod {pod.name} failed: {pod.message or pod.reason}"
     if pod.disruption == "DeletionByTaintManager" and not pod.ended and pod.termination is None:
         return (
             NODE_LOST,

@@ -33,6 +33,8 @@ ADVICE: dict[str, str] = {
     "InitContainerFailed": "The trainer was not started: read the log of that container, and correct podTemplate.",
     "PodDeleted": "The pod was deleted. Training resumes from the last snapshot.",
     "Evicted": "The node ran out of a resource: set resources.requests to the actual usage of the job.",
+    "StorageLimitExceeded": "The pod wrote too much to its node's disk: write to /mnt/shared, or raise "
+    "resources.limits.ephemeral-storage or the sizeLimit of the volume.",
     "Preempted": "The pod was stopped and saved a snapshot. Training resumes from it.",
     "Left": "The pod was stopped. The other ranks train on, and another pod takes its place.",
     "Drained": "The node is drained for maintenance. Training resumes on other nodes from the last snapshot.",

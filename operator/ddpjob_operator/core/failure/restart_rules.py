@@ -38,7 +38,12 @@ DISRUPTIONS = frozenset(
 """Reasons that are the cluster's doing. Not PodDeleted: a person may delete a pod because of what it does."""
 
 
-_FORMER_NAMES = {"Drained": ("Evicted",), "NodeTainted": ("Evicted",), DISRUPTED: ("Evicted",)}
+_FORMER_NAMES = {
+    "Drained": ("Evicted",),
+    "NodeTainted": ("Evicted",),
+    DISRUPTED: ("Evicted",),
+    "StorageLimitExceeded": ("Evicted",),
+}
 """What rules may still know a reason by."""
 
 

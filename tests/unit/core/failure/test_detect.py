@@ -78,6 +78,29 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             "Failed",
         ),
         case("an eviction without any ending is an eviction", make_pod(0, "Failed", **EVICTED), "Evicted"),
+        *(
+            case(
+                f"a pod that is evicted for what it wrote itself: {message}",
+                failed(0, 137, reason="Evicted", message=message),
+                "StorageLimitExceeded",
+            )
+            for message in (
+                'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". ',
+                "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+                'Container trainer exceeded its local ephemeral storage limit "1Gi". ',
+            )
+        ),
+        case(
+            "a disk that is full may be another pod's doing",
+            failed(
+                0,
+                137,
+                reason="Evicted",
+                message="The node was low on resource: ephemeral-storage. Container trainer was using 9Gi, "
+                "request is 0, has larger consumption of ephemeral-storage. ",
+            ),
+            "Evicted",
+        ),
         case("an eviction explains exit 137", failed(0, 137, **EVICTED), "Evicted"),
         case("an eviction explains a preemption", failed(0, 143, "Preempted", **EVICTED), "Evicted"),
         case(

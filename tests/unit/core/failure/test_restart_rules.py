@@ -119,7 +119,11 @@ def test_a_pattern_that_backtracks_elsewhere_takes_linear_time() -> None:
     assert not rule_on(policy, Failure("A", "a" * 4000 + "b", Retry.YES)).explicit
 
 
-@pytest.mark.parametrize("reason", ["Disrupted", "Drained", "NodeTainted"])
+@pytest.mark.parametrize("reason", ["Disrupted", "Drained", "NodeTainted", "StorageLimitExceeded"])
 def test_a_rule_on_evictions_still_matches_disruptions_of_another_name(reason: str) -> None:
     policy = rules({"action": "Fail", "reasons": ["Evicted"]})
     assert rule_on(policy, replace(EVICTED, reason=reason)).action is RuleAction.FAIL
+
+
+def test_a_pod_that_fills_its_disk_counts_against_the_budget() -> None:
+    assert rule_on(rules(), replace(EVICTED, reason="StorageLimitExceeded")).action is RuleAction.RESTART
