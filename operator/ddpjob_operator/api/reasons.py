@@ -226,6 +226,12 @@ FAILURES = (
     Reason("OutOfcpu", "", "The kubelet did not admit the pod: no free CPU. A disruption.", "Training resumes."),
     Reason("OutOfmemory", "", "The kubelet did not admit the pod: no free memory. A disruption.", "Training resumes."),
     Reason("OutOfpods", "", "The kubelet did not admit the pod: too many pods. A disruption.", "Training resumes."),
+    Reason(
+        "OutOfResource",
+        "",
+        "The kubelet did not admit the pod: no free GPU, or other resource that the message names. A disruption.",
+        "Training resumes.",
+    ),
     Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
     Reason("InitContainerFailed", "", "An init container of podTemplate failed, so the trainer was not started."),
     Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),

@@ -46,6 +46,7 @@ _OVER_ITS_LIMIT = re.compile(
 )
 """What the kubelet says of a pod that it evicts for what this has written itself; its node has room."""
 
+OUT_OF_RESOURCE = "OutOfResource"
 NODE_LOST = "NodeLost"
 NODE_REBOOTED = "NodeRebooted"
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
@@ -237,8 +238,7 @@ def end_of_restarted_node(pod: PodView) -> Failure | None:
 def _stopped_by(pod: PodView) -> tuple[str, str] | None:
     """What ended a pod from outside: the kubelet (Evicted, Terminated, ...), the control plane or a deletion."""
     if pod.phase is PodPhase.FAILED and pod.reason:
-        over = pod.reason == "Evicted" and _OVER_ITS_LIMIT.search(pod.message) is not None
-        return "StorageLimitExceeded" if over else pod.reason, f"pod {pod.name} failed: {pod.message or pod.reason}"
+        return _reason_of_kubelet(pod), f"pod {pod.name} failed: {pod.message or pod.reason}"
     if pod.disruption == "DeletionByTaintManager" and not pod.ended and pod.termination is None:
         return (
             NODE_LOST,
@@ -248,6 +248,13 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
         said = f"{pod.disruption}: {pod.disruption_message}" if pod.disruption_message else pod.disruption
         return _DISRUPTED.get(pod.disruption, DISRUPTED), f"pod {pod.name} was disrupted: {said[:LOG_LINE_LIMIT]}"
     return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
+
+
+def _reason_of_kubelet(pod: PodView) -> str:
+    if pod.reason == "Evicted" and _OVER_ITS_LIMIT.search(pod.message) is not None:
+        return "StorageLimitExceeded"
+    # OutOf and the name of any resource, such as OutOfnvidia.com/gpu: that is no CamelCase
+    return OUT_OF_RESOURCE if re.match(r"OutOf\w*\W", pod.reason) else pod.reason
 
 
 def _of_termination(pod: PodView, ended: Termination) -> Failure:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ddpjob_operator.api.policies import Restart, RestartRule
-from ddpjob_operator.core.failure.detect import DISRUPTED, EXIT_FENCED, LEFT, PREEMPTED, STATUS_RESTORED, Failure, Retry
+from ddpjob_operator.core.failure.detect import (
+    DISRUPTED,
+    EXIT_FENCED,
+    LEFT,
+    OUT_OF_RESOURCE,
+    PREEMPTED,
+    STATUS_RESTORED,
+    Failure,
+    Retry,
+)
 from ddpjob_operator.core.failure.symptoms import found
 
 DISRUPTIONS = frozenset(
@@ -32,6 +41,7 @@ DISRUPTIONS = frozenset(
         "OutOfcpu",  # the kubelet found the node to be full: the scheduler saw an older picture
         "OutOfmemory",
         "OutOfpods",
+        OUT_OF_RESOURCE,
         STATUS_RESTORED,  # a backup of the cluster, which knows less than the volume
     }
 )

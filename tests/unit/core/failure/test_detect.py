@@ -101,6 +101,11 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             ),
             "Evicted",
         ),
+        case("a node without a free CPU", make_pod(0, "Failed", reason="OutOfcpu"), "OutOfcpu"),
+        *(
+            case(f"a node without a free {resource}", make_pod(0, "Failed", reason=f"OutOf{resource}"), "OutOfResource")
+            for resource in ("nvidia.com/gpu", "ephemeral-storage")
+        ),
         case("an eviction explains exit 137", failed(0, 137, **EVICTED), "Evicted"),
         case("an eviction explains a preemption", failed(0, 143, "Preempted", **EVICTED), "Evicted"),
         case(
