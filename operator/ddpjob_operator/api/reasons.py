@@ -175,6 +175,7 @@ STARTUP = (
     Reason("AdmissionFailed", _STARTUP, "An admission webhook does not respond, or fails."),
     Reason("TooLarge", _STARTUP, "An object is larger than the API server accepts, or than etcd stores: 1.5 MiB."),
     Reason("Forbidden", _STARTUP, "The API server has rejected an object: Pod Security, RBAC, or a missing object."),
+    Reason("Invalid", _STARTUP, "The API server finds an object invalid.", "Correct the field that the message names."),
     Reason(
         "NameTaken",
         _STARTUP,

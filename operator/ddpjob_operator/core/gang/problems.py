@@ -130,6 +130,16 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         r"violates PodSecurity",
         "Change podTemplate's securityContext, or the Pod Security level of the namespace.",
     ),
+    (
+        "Forbidden",
+        r"(maximum|minimum) \S+ usage per|limit to request ratio",
+        "A LimitRange of the namespace says so: keep resources, or shared.size, within it, or have it changed.",
+    ),
+    (
+        "Invalid",
+        r"must be less than or equal to \S+ limit",
+        "Set resources.limits: where there is none, a LimitRange of the namespace may have set this one.",
+    ),
     ("Forbidden", r"no PriorityClass with name", "Create the PriorityClass, or correct scheduling.priorityClassName."),
     (
         "Forbidden",

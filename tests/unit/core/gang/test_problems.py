@@ -129,6 +129,9 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
         ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not respond"),
         ("Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', "securityContext"),
         ("Forbidden", "pods is forbidden: no PriorityClass with name high was found", "priorityClassName"),
+        ("Forbidden", "maximum memory usage per Container is 1Gi, but limit is 8Gi", "LimitRange"),
+        ("Forbidden", "memory max limit to request ratio per Container is 2, but provided ratio is 4.0", "LimitRange"),
+        ("Invalid", 'Invalid value: "900Mi": must be less than or equal to memory limit of 512Mi', "LimitRange"),
         ("Forbidden", 'error looking up service account a/b: serviceaccount "b" not found', "serviceAccountName"),
     ],
 )
