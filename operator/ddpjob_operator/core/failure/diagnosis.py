@@ -35,7 +35,7 @@ ADVICE: dict[str, str] = {
     "Evicted": "The node ran out of a resource: set resources.requests to the actual usage of the job.",
     "StorageLimitExceeded": "The pod wrote too much to its node's disk: write to /mnt/shared, or raise "
     "resources.limits.ephemeral-storage or the sizeLimit of the volume.",
-    "Preempted": "The pod was stopped and saved a snapshot. Training resumes from it.",
+    "Preempted": "The pod was preempted, or asked to stop. Training resumes from the last snapshot.",
     "Left": "The pod was stopped. The other ranks train on, and another pod takes its place.",
     "Drained": "The node is drained for maintenance. Training resumes on other nodes from the last snapshot.",
     "Disrupted": "The cluster, or a queue, ended the pod. Training resumes from the last snapshot. Of Kueue, kubectl "

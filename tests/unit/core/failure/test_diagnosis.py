@@ -29,6 +29,10 @@ def test_the_advice_for_a_drain_and_for_an_eviction_differ() -> None:
     assert "resources.requests" in advice_for("Evicted")
 
 
+def test_a_preempted_pod_may_have_been_killed_before_it_saved_a_snapshot() -> None:
+    assert "saved" not in advice_for("Preempted")
+
+
 def test_an_image_without_the_trainer_is_known_by_the_last_line_of_its_pods_log() -> None:
     pods = (failed(0, 1), make_pod(1))
     log = "/usr/bin/python: Error while finding module specification for 'ddp_trainer.launch' (ModuleNotFoundError: No "
