@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ddp_trainer.contract.exit_codes import LossNotFinite
@@ -92,6 +94,37 @@ def test_two_optimizers_of_one_step_are_one_step(seen: Any) -> None:
                 optimizer.step()
 
     assert seen(train)["step"] == 6
+
+
+def test_a_script_that_loads_with_torchs_distributed_checkpoint_goes_on_with_the_step_of_its_optimizer(
+    seen: Any,
+) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    _train(model, optimizer, _loader())
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+
+    def resume() -> None:
+        again = torch.optim.Adam(model.parameters())
+        model.zero_grad()
+        set_optimizer_state_dict(model, again, saved)  # torch makes a step, for a state to load into
+        _train(model, again, _loader())
+
+    beat = seen(resume)
+    assert (beat["resumedFromStep"], beat["step"], beat["counters"]["steps"]) == (6, 12, 6)
+
+
+def test_a_save_with_torchs_distributed_checkpoint_is_no_step_of_an_optimizer_without_state(seen: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for _ in range(2):
+            _train(model, optimizer, _loader())
+            optimizer.zero_grad()
+            get_optimizer_state_dict(model, optimizer)
+
+    assert seen(train)["step"] == 12
 
 
 def test_batches_that_are_read_ahead_of_their_backward_passes_are_no_validation(seen: Any) -> None:

@@ -58,6 +58,8 @@ where a step has as many backward passes: Hugging Face's Trainer reads all batch
 SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
 
+DCP_STATES: Final = "torch.distributed.checkpoint.state_dict"
+
 _current: ScriptObserver | None = None
 _forks = 0
 """Between this process and the one that imported this module."""
@@ -85,6 +87,7 @@ def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Wa
     heartbeat.enter("script")
     _current = ScriptObserver(heartbeat, world_size, non_finite_loss=non_finite_loss)
     _current.after_import("torch", _current.hook_into_torch)
+    _current.after_import(DCP_STATES, _current.hook_into_dcp)
     _current.after_import("transformers.trainer", _current.hook_into_transformers)
     for connector in observe_lightning.MODULES:
         _current.after_import(connector, functools.partial(_current.hook_into_lightning, connector))
@@ -149,6 +152,8 @@ class ScriptObserver:
         """Batches that no backward pass has been made for."""
         self._backwards = 0
         """Backward passes since the last step."""
+        self._makes_state = False
+        """Whether a step is one by which torch makes the state of an optimizer."""
         self._read_ahead = 2
         """Batches that may be read before the first backward pass of a step: all of the step, and accelerate's loader
         has one more; and as many as were read before those of two steps in a row, where each step has several loaders.
@@ -254,7 +259,9 @@ class ScriptObserver:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
-        if _forks != self._forks or at_replays(after=functools.partial(self.stepped, optimizer)):
+        if _forks != self._forks or self._makes_state:
+            return
+        if at_replays(after=functools.partial(self.stepped, optimizer)):
             return
         if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
@@ -385,6 +392,23 @@ class ScriptObserver:
         self._wrap(torch.autograd, "backward", backward_seen)
         self._wrap(_BaseDataLoaderIter, "__next__", fetch_seen)
         self._wrap(torch.amp.grad_scaler.GradScaler, "scale", scale_seen)
+
+    def hook_into_dcp(self) -> None:
+        """Leave out the steps with gradients of 0 by which `get_state_dict` and `set_state_dict` make the state of an
+        optimizer that has none: before a load, and with plain SGD before each save.
+        """
+
+        def making(function: Callable[..., Any]) -> Callable[..., Any]:
+            def make(*args: Any, **kwargs: Any) -> Any:
+                self._makes_state = True
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._makes_state = False
+
+            return make
+
+        self._wrap(sys.modules[DCP_STATES], "_init_optim_state", making)
 
     def hook_into_transformers(self) -> None:
         """Let Hugging Face's Trainer say what torch does not show."""
