@@ -146,15 +146,16 @@ def has_succeeded(pod: PodView) -> bool:
 
 def last_report(pods: Iterable[PodView]) -> TerminationReport | None:
     """What node rank 0 said at its end, if it has ended and is among `pods`, those of one attempt."""
-    return next((said for node_rank, said in _last_reports(pods) if node_rank == 0), None)
+    return next((said for node_rank, said in last_reports(pods) if node_rank == 0), None)
 
 
 def last_snapshots(pods: Iterable[PodView]) -> tuple[SnapshotStatus, ...]:
     """The newest snapshot that each of `pods` knew of at its end: all ranks know of the one that they leave with."""
-    return tuple(said.snapshot for _, said in _last_reports(pods) if said.snapshot is not None)
+    return tuple(said.snapshot for _, said in last_reports(pods) if said.snapshot is not None)
 
 
-def _last_reports(pods: Iterable[PodView]) -> Iterator[tuple[int | None, TerminationReport]]:
+def last_reports(pods: Iterable[PodView]) -> Iterator[tuple[int | None, TerminationReport]]:
+    """What each of `pods` said at its end, with its node rank."""
     for pod in pods:
         if pod.termination is not None and (said := read_termination(pod.termination.message)) is not None:
             yield pod.node_rank, said

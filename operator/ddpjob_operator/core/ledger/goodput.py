@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase, UnresolvedSteps
-from ddpjob_operator.core.failure.detect import last_report
+from ddpjob_operator.core.failure.detect import last_report, last_reports
 from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import LARGEST_INTEGER, TrainerReport
@@ -78,7 +78,7 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
         milliseconds, lost = _without_lost(milliseconds, unresolved, resumed)
         recomputed, unresolved = recomputed + lost, None
     if over:
-        seconds, unresolved = {}, _trained(before, reported.seconds, report) or unresolved
+        seconds, unresolved = {}, _trained(before, reported.seconds, report, observed) or unresolved
     if over and after.is_final:
         if unresolved is not None and after.phase is not Phase.SUCCEEDED:
             milliseconds, lost = _without_lost(milliseconds, unresolved, _kept(after))
@@ -194,14 +194,18 @@ def _of_rest(last: str, before: DDPJobStatus, after: DDPJobStatus, observed: Obs
 
 
 def _trained(
-    before: DDPJobStatus, reported: Mapping[str, float], report: TrainerReport | None
+    before: DDPJobStatus, reported: Mapping[str, float], report: TrainerReport | None, observed: Observed
 ) -> UnresolvedSteps | None:
-    """What the attempt that ends has trained; None for nothing, or nothing that is known."""
+    """What the attempt that ends has trained; None for nothing, or nothing that is known. A pod that failed knows its
+    last step, while the report of one that still runs is seconds old.
+    """
     training = reported.get("training", 0.0)
-    last = report.step if report is not None else None
+    said = [ended for _, ended in last_reports(pod for pod in observed.pods if pod.attempt == before.attempt)]
+    known = [report, *said] if report is not None else said
+    last = max((one.step for one in known if one.step is not None), default=None)
     if last is None and training > 0 and before.progress is not None:  # its pods are gone, and were heard before
         last = before.progress.step
-    first = (report.resumed_from_step if report is not None else None) or 0
+    first = next((one.resumed_from_step for one in known if one.resumed_from_step is not None), 0)
     return None if last is None or last <= first else UnresolvedSteps(first=first, last=last, training=training)
 
 

@@ -212,6 +212,19 @@ def test_a_snapshot_that_the_ranks_saved_when_they_left_loses_nothing() -> None:
     assert spent(after) == {"training": 100.0, "recovering": 10.0 + RESTART_SECONDS}
 
 
+@pytest.mark.parametrize("heard_of", [None, 60], ids=["no step was heard of", "an older step was heard of"])
+def test_steps_are_lost_up_to_the_last_one_of_the_pod_that_failed(heard_of: int | None) -> None:
+    """Node rank 0 still runs when the failure is seen, and was asked seconds ago."""
+    before = in_phase(Phase.RUNNING, goodput=ledger("training"))
+    message = make_report("WorkerKilled", step=100, resumedFromStep=40)
+    pods = make_pod(0), make_pod(1, "Failed", termination=ended(1, message))
+    over = before.model_copy(update={"phase": Phase.RESTARTING, "attempt": 1})
+    over = with_goodput(before, over, seen(*pods, report=reported(step=heard_of)), later(10))
+    after = resumed(over, 80)
+    assert after.goodput is not None
+    assert after.goodput.recomputed_steps == 20
+
+
 def test_a_script_that_does_not_say_where_it_resumes_has_lost_what_no_snapshot_kept() -> None:
     after = resumed(failed_at(100, 80), None, first=1)
     assert after.goodput is not None
