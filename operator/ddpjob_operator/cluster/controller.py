@@ -399,15 +399,15 @@ def _no_room(error: ApiError) -> Event:
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:
     """The trainer to ask for progress: node rank 0 of the current attempt, while it runs. One that has to leave still
-    saves a snapshot.
+    saves a snapshot. With live recovery another one, until the place of node rank 0 is filled.
     """
     if status.is_final:
         return None
     lost = status.internal.lost_pods
-    for pod in observed.pods:
-        if (pod.attempt, pod.node_rank) == (status.attempt, 0) and pod.running and pod.pod_ip and pod.uid not in lost:
-            return Target(pod.pod_ip, uid, status.attempt)
-    return None
+    gang = (pod for pod in observed.pods if pod.attempt == status.attempt and pod.running and pod.uid not in lost)
+    running = {pod.node_rank: pod.pod_ip for pod in gang if pod.node_rank is not None and pod.pod_ip}
+    asked = min(running, default=0) if 0 in lost.values() else 0
+    return Target(running[asked], uid, status.attempt) if asked in running else None
 
 
 async def _aside(obj: Json, work: Callable[[], T]) -> T:

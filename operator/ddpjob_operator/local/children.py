@@ -28,7 +28,7 @@ from ddpjob_operator.core.values.actions import (
 )
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT
-from ddpjob_operator.core.values.observed import Observed, ServiceView
+from ddpjob_operator.core.values.observed import Observed, PodPhase, ServiceView
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
 from ddpjob_operator.local.initializer import LocalInitializer
 from ddpjob_operator.local.machine import own_variables, seats
@@ -66,7 +66,7 @@ class Children:
 
     def observed(self, attempt: int) -> Observed:
         """All that is known, with the report of node rank 0 of this attempt."""
-        first = next((pod for pod in self.pods if pod.node_rank == 0 and pod.attempt == attempt), None)
+        first = self._reporting(attempt)
         return Observed(
             pods=tuple(pod.view() for pod in self.pods),
             service=self._service,
@@ -76,6 +76,15 @@ class Children:
             logs=dict(self._logs),
             initializer=self._initializer.view() if self._initializer else None,
         )
+
+    def _reporting(self, attempt: int) -> LocalPod | None:
+        """Node rank 0; with live recovery another one, until the place of node rank 0 is filled."""
+        gang = [pod for pod in self.pods if pod.attempt == attempt]
+        places = [pod for pod in gang if pod.node_rank == 0]
+        if self._job.spec.restart.scope == "Live" and all(pod.view().phase is PodPhase.FAILED for pod in places):
+            others = {pod.node_rank: pod for pod in gang if pod.node_rank is not None and not pod.ended}
+            places = [others[min(others)]] if others else places
+        return next(iter(places), None)
 
     def forget_deleted(self) -> None:
         """Drop the pods that were deleted and have ended."""

@@ -20,9 +20,12 @@ from ddpjob_operator.core.values.actions import (
     ReadLog,
 )
 from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.local.children import Children
-from ddpjob_operator.local.environment import Machine
+from ddpjob_operator.local.environment import Endpoints, Machine
 from ddpjob_operator.local.machine import seats
+from ddpjob_operator.local.network import LOOPBACK
+from ddpjob_operator.local.processes import LocalPod
 from ddpjob_operator.local.volume import pod_log
 from ddpjob_operator.wire.jobs import parse_job
 
@@ -78,6 +81,34 @@ async def test_a_pod_that_is_gone_is_neither_told_anything_nor_deleted_again(tmp
         await children.carry_out(action)
     assert children.observed(1).pods == ()
     assert children.observed(1).pvc_exists
+
+
+@pytest.mark.parametrize(("scope", "step"), [("Live", 40), ("Gang", 28)])
+def test_with_live_recovery_another_pod_reports_until_the_place_of_node_rank_0_is_filled(
+    tmp_path: Path, scope: str, step: int
+) -> None:
+    children = children_of(tmp_path, restart={"scope": scope})
+    for node_rank, at in ((0, 28), (1, 40)):
+        pod = LocalPod(
+            f"digits-0-{node_rank}",
+            f"u-{node_rank}",
+            attempt=0,
+            node_rank=node_rank,
+            host=LOOPBACK,
+            endpoints=Endpoints(1, 2, tmp_path),
+            log=tmp_path / "log",
+            grace_seconds=1.0,
+            changed=lambda: None,
+        )
+        pod.report = TrainerReport(attempt=0, step=at)
+        children._pods[pod.name] = pod
+    reported = children.observed(0).report
+    assert reported is not None
+    assert reported.step == 28
+    children._pods["digits-0-0"].failed_to_start("killed")
+    reported = children.observed(0).report
+    assert reported is not None
+    assert reported.step == step
 
 
 def test_a_spare_needs_gpus_of_its_own() -> None:

@@ -145,8 +145,14 @@ def has_succeeded(pod: PodView) -> bool:
 
 
 def last_report(pods: Iterable[PodView]) -> TerminationReport | None:
-    """What node rank 0 said at its end, if it has ended and is among `pods`, those of one attempt."""
-    return next((said for node_rank, said in last_reports(pods) if node_rank == 0), None)
+    """What node rank 0 said at its end, if it has ended and is among `pods`, those of one attempt. Where it took no
+    step, since it came too late to join with live recovery, another that did.
+    """
+    reports = list(last_reports(pods))
+    first = next((said for node_rank, said in reports if node_rank == 0), None)
+    if first is None or first.step is not None:
+        return first
+    return next((said for _, said in reports if said.step is not None), first)
 
 
 def last_snapshots(pods: Iterable[PodView]) -> tuple[SnapshotStatus, ...]:

@@ -17,6 +17,7 @@ from ddpjob_operator.core.failure.detect import (
     find_failures,
     first_cause,
     is_stopping,
+    last_reports,
     with_last_log_line,
 )
 from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read, without_secrets
@@ -45,6 +46,7 @@ from ddpjob_operator.core.values.actions import Action, Event, Plan
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.values.trainer_report import TrainerReport
 
 SETTLE_LOOK_SECONDS = 0.5
 
@@ -115,7 +117,7 @@ def _with_log(look: Look, cause: Failure) -> tuple[Failure, str]:
 
 def _after_failure(look: Look, cause: Failure, why_not_live: str = "") -> Plan:
     before = look.status
-    look = look.with_status(with_final_report(look.status, cause.report, look.now))
+    look = look.with_status(with_final_report(look.status, _furthest(look, cause), look.now))
     cause, tail = _with_log(look, cause)
     match decide(look, cause):
         case GiveUp("BackoffLimitExceeded") if (wait := _until_cause_shows(look, cause)) is not None:
@@ -128,6 +130,15 @@ def _after_failure(look: Look, cause: Failure, why_not_live: str = "") -> Plan:
             return next_attempt(
                 look, Cause(reason, with_clause(cause.message, why), seconds, after=cause.fenced_by or 0)
             )
+
+
+def _furthest(look: Look, cause: Failure) -> TrainerReport | None:
+    """What the pod that failed said at its end, or one of the gang that came further: with live recovery the others may
+    have left it behind.
+    """
+    said = [report for _, report in last_reports(members(look))]
+    known = said if cause.report is None else [cause.report, *said]
+    return max(known, key=lambda report: -1 if report.step is None else report.step, default=None)
 
 
 def _until_cause_shows(look: Look, cause: Failure) -> float | None:

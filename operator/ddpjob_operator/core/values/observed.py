@@ -198,7 +198,8 @@ class Creations:
 class Observed:
     """All that is known of one job's children at one moment.
 
-    `pvc_exists` is True once the claim is known to be there. `report` is the last answer of node rank 0.
+    `pvc_exists` is True once the claim is known to be there. `report` is the last answer of node rank 0, or
+    of the pod that is asked in its place.
     """
 
     pods: tuple[PodView, ...] = ()

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen, succeeded
+from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
@@ -184,3 +184,18 @@ def test_no_pod_is_created_while_the_lost_one_has_its_name() -> None:
     first = look(running(), [make_pod(0), failed(1, 1, "WorkerKilled"), make_pod(2)])
     going = replace(failed(1, 1, "WorkerKilled"), deleting=True)
     assert done(look(first.status, [make_pod(0), going, make_pod(2)])) == set()
+
+
+def test_a_job_has_come_as_far_as_the_ranks_that_went_on_where_node_rank_0_came_too_late_to_join() -> None:
+    late = make_pod(0, "Succeeded", termination=ended(0, make_report("Completed", outcome="Succeeded")))
+    decided = look(running(progress=Progress(step=28)), [late, succeeded(1), succeeded(2)])
+    assert (decided.status.phase, decided.status.progress and decided.status.progress.step) == (Phase.SUCCEEDED, 400)
+
+
+def test_a_job_has_come_as_far_as_the_ranks_that_went_on_where_the_last_one_was_left_behind() -> None:
+    """Found to be stalled when the others had finished: no other pod runs, and another attempt begins."""
+    behind = make_pod(1, "Failed", termination=ended(1, make_report("Stalled", step=29)))
+    decided = look(running(progress=Progress(step=399)), [succeeded(0), behind, succeeded(2)])
+    assert (decided.status.attempt, decided.status.progress and decided.status.progress.step) == (1, 400)
+    assert decided.status.last_failure is not None
+    assert decided.status.last_failure.step == 29
