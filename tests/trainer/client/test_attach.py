@@ -94,6 +94,24 @@ def test_an_emergency_snapshot_needs_nothing_of_a_process_group_that_is_lost(att
     assert (manifest["kind"], manifest["step"]) == ("emergency", 3)
 
 
+@pytest.mark.parametrize(("batch", "noted"), [(48, [[32, 48]]), (32, [])], ids=["another one", "the same"])
+def test_a_run_that_resumes_with_another_global_batch_says_so(
+    attach: Any, tmp_path: Path, capsys: Any, batch: int, noted: list[list[int]]
+) -> None:
+    """As one does that takes a batch of each rank, after the number of ranks has changed."""
+    for global_batch in (32, batch):
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer, global_batch=global_batch)
+        run.resume()
+        run.step_end(step(model, optimizer))
+        run.finish()
+    lines = (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()
+    events = [event for line in lines if (event := json.loads(line))["event"] == "batch_changed"]
+    assert [event["globalBatch"] for event in events] == noted
+    said = "the run before trained on 32 samples a step, this one trains on 48: the total of steps"
+    assert (said in capsys.readouterr().out) == bool(noted)
+
+
 class OnTheThirdGPU(nn.Module):
     """A model that was moved there by name."""
 

@@ -54,6 +54,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_another_number_of_ranks_too(job:
         file.write(b"X")
     job.trained(1, SCRIPT, DDPJOB_SNAPSHOT_EVERY="4steps", DDPJOB_ATTEMPT="1")
     assert resumed(job) == [8]
+    assert [event["worldSize"] for event in job.events("batch_changed")] == [[2, 1]]
     losses = {step: loss for step, (loss,) in job.script_losses().items()}
     assert losses == pytest.approx({step: loss for step, (loss,) in unbroken.items()})
     assert [event["step"] for event in job.events("snapshot_set_aside")] == [12]

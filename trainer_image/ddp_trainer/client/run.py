@@ -47,6 +47,7 @@ from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
 from ddp_trainer.snapshots.session import Progress, Snapshots
 from ddp_trainer.snapshots.trust.fence import Fence
+from ddp_trainer.snapshots.trust.manifest import Manifest
 
 PHASES: Final = ("load", "validate", "save")
 """What a program may say that it does between steps; each has the longest allowance of the stall detection."""
@@ -205,6 +206,7 @@ class Run:
             steps = self._steps
             steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
             self._batch_of_snapshot = manifest.global_batch
+            self._note_other_batch(manifest)
         self._files.begins(self.step)
         self._losses.resumed()
         self._is_resumed = True
@@ -228,6 +230,29 @@ class Run:
             self._heartbeat.resumed(self.step, self.samples)
             self._heartbeat.enter("first_step")
         return self.step
+
+    def _note_other_batch(self, manifest: Manifest) -> None:
+        """Say so where steps are on other numbers of samples than before: a schedule, and a place in the data, count
+        steps, and nothing fails.
+        """
+        before, now = manifest.global_batch, self._global_batch
+        ranks, size = manifest.world_size, self._world.size
+        if before == now and (now or ranks == size):
+            return
+        if before and now:
+            what = f"the run before trained on {before} samples a step, this one trains on {now}:"
+        elif ranks != size:
+            what = (
+                f"the run before had {ranks} ranks, this one has {size}: unless all together take as many samples a "
+                "step as before,"
+            )
+        else:
+            return
+        self._log.event("batch_changed", step=manifest.step, globalBatch=[before, now], worldSize=[ranks, size])
+        self._log.print_line(
+            f"{what} the total of steps, learning-rate schedules and the place in an epoch, which count steps, do not "
+            "fit. Keep the global batch the same with any number of ranks, for instance by gradient accumulation"
+        )
 
     def join(self) -> None:
         """The process group is another one, and the world is that of it; before `resume` or `go_on`."""
