@@ -61,6 +61,18 @@ def test_a_transformers_run_that_lost_a_rank_resumes_to_the_same_losses(job: Vol
     assert not list((job.root / "shared" / "output").glob("checkpoint-*")), "the Trainer was to save nothing itself"
 
 
+def test_a_transformers_run_of_epochs_goes_on_with_another_number_of_ranks_only_with_the_same_global_batch(
+    job: Volume,
+) -> None:
+    assert job.train(2, "with_transformers.py", "--sigkill-at", "11").returncode != 0
+    refused = job.train(1, "with_transformers.py", DDPJOB_ATTEMPT="1")
+    assert "trained on 8 samples a step, all ranks together, and this one would on 4" in refused.stderr
+    assert max(job.script_losses()) == 10
+    job.trained(1, "with_transformers.py", DDPJOB_ATTEMPT="2", ACCUMULATED="2")
+    assert [event["step"] for event in job.events("resumed")] == [7, 7]
+    assert max(job.script_losses()) == 18
+
+
 def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> None:
     job.trained(2, "with_transformers.py", "--save-epochs", DDPJOB_SNAPSHOT_EVERY="1epochs", DDPJOB_SNAPSHOT_KEEP="9")
     assert job.checkpoint_steps() == [6, 12, 18]

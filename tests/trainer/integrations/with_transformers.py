@@ -53,6 +53,7 @@ settings = TrainingArguments(
     output_dir=str(shared / "output"),
     num_train_epochs=3,
     per_device_train_batch_size=4,
+    gradient_accumulation_steps=int(os.environ.get("ACCUMULATED", "1")),
     logging_steps=1,
     save_strategy="epoch" if arguments.save_epochs else "no",
     report_to=[],

@@ -25,6 +25,8 @@ from ddp_trainer.client.attach import attach
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import Preempted, UserError
 
+BATCH: Final = "ddpjob-global-batch"
+"""A file of ours in the checkpoint."""
 NO_COPY: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
 """Where copy_file_range(2) does not work."""
 
@@ -36,6 +38,10 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._run: Run | None = None
         self._saved: int | None = None
         """The step of the last checkpoint."""
+        self._resumes_from: Path | None = None
+        """The checkpoint that `latest` has given."""
+        self._batch = 0
+        """Samples of a step, of all ranks together."""
 
     @property
     def run(self) -> Run:
@@ -47,13 +53,17 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def latest(self) -> str | None:
         """The newest checkpoint that verifies, as `resume_from_checkpoint` takes it; None for a new run."""
-        folder = self.run.latest()
-        return None if folder is None else str(folder)
+        self._resumes_from = self.run.latest()
+        return None if self._resumes_from is None else str(self._resumes_from)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training goes on after `state.global_step`."""
         if args.save_only_model:
             raise UserError("save_only_model=True saves nothing to resume from: leave it out of the TrainingArguments")
+        of_rank = (state.train_batch_size or args.train_batch_size) * args.gradient_accumulation_steps
+        self._batch = of_rank * args.world_size
+        if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
+            _check_batch(self._resumes_from / BATCH, self._batch)
         self.run.step = state.global_step
         self.run.listen()
 
@@ -87,6 +97,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             # All ranks are here, so all have saved. One of each node, as the folder may be the node's own.
             if args.local_process_index == 0:
                 _take_over(source, folder)
+            if args.process_index == 0:
+                (folder / BATCH).write_text(str(self._batch))
         self._saved = state.global_step
         if args.save_strategy == "no" and args.local_process_index == 0:
             # Saved for the job only, which has its copy: the Trainer never removes its own without save_total_limit.
@@ -98,6 +110,25 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             self.run.finish()
             raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
         self.run.record_loss()
+
+
+def _check_batch(noted: Path, now: int) -> None:
+    """Raises UserError for a run of so many epochs that goes on with another batch: the Trainer takes the steps that
+    are done for as many of its own, so it would leave samples out, or even train no more and succeed, or take them
+    twice.
+    """
+    try:
+        before = int(noted.read_text())
+    except FileNotFoundError:  # an earlier version has saved it
+        return
+    if before != now:
+        raise UserError(
+            f"the checkpoint's run trained on {before} samples a step, all ranks together, and this one would on "
+            f"{now}: the Trainer counts steps, so it would leave samples of its epochs out or take them twice, with "
+            "another learning-rate schedule. Keep the number with any number of ranks (WORLD_SIZE), by "
+            "per_device_train_batch_size or gradient_accumulation_steps; or set max_steps, or train under another job "
+            "name to start anew"
+        )
 
 
 def _take_over(source: Path, target: Path) -> None:
