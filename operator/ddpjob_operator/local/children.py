@@ -78,13 +78,12 @@ class Children:
         )
 
     def _reporting(self, attempt: int) -> LocalPod | None:
-        """Node rank 0; with live recovery another one, until the place of node rank 0 is filled."""
-        gang = [pod for pod in self.pods if pod.attempt == attempt]
-        places = [pod for pod in gang if pod.node_rank == 0]
-        if self._job.spec.restart.scope == "Live" and all(pod.view().phase is PodPhase.FAILED for pod in places):
-            others = {pod.node_rank: pod for pod in gang if pod.node_rank is not None and not pod.ended}
-            places = [others[min(others)]] if others else places
-        return next(iter(places), None)
+        """Node rank 0; with live recovery another one that trains, until a new node rank 0 does."""
+        gang = {pod.node_rank: pod for pod in self.pods if pod.attempt == attempt and pod.node_rank is not None}
+        first = gang.get(0)
+        if self._job.spec.restart.scope != "Live" or (first is not None and _trains(first)):
+            return first
+        return next((pod for _, pod in sorted(gang.items()) if _trains(pod) and not pod.ended), first)
 
     def forget_deleted(self) -> None:
         """Drop the pods that were deleted and have ended."""
@@ -206,3 +205,8 @@ class Children:
 def _with_uid(manifest: Manifest, uid: str) -> Manifest:
     """As an API server would hand it out: fieldRef metadata.uid asks for it."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+
+
+def _trains(pod: LocalPod) -> bool:
+    """Whether it has taken a step, and has not failed since."""
+    return pod.report is not None and pod.report.step is not None and pod.view().phase is not PodPhase.FAILED

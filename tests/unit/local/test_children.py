@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,9 @@ async def test_a_pod_that_is_gone_is_neither_told_anything_nor_deleted_again(tmp
     assert children.observed(1).pvc_exists
 
 
-@pytest.mark.parametrize(("scope", "step"), [("Live", 40), ("Gang", 28)])
-def test_with_live_recovery_another_pod_reports_until_the_place_of_node_rank_0_is_filled(
-    tmp_path: Path, scope: str, step: int
+@pytest.mark.parametrize(("scope", "step", "step_of_new"), [("Live", 40, 40), ("Gang", 28, None)])
+def test_with_live_recovery_another_pod_reports_until_a_new_node_rank_0_trains(
+    tmp_path: Path, scope: str, step: int, step_of_new: int | None
 ) -> None:
     children = children_of(tmp_path, restart={"scope": scope})
     for node_rank, at in ((0, 28), (1, 40)):
@@ -105,10 +106,16 @@ def test_with_live_recovery_another_pod_reports_until_the_place_of_node_rank_0_i
     reported = children.observed(0).report
     assert reported is not None
     assert reported.step == 28
-    children._pods["digits-0-0"].failed_to_start("killed")
+    lost = children._pods["digits-0-0"]
+    new = replace(lost, uid="u-2", report=TrainerReport(attempt=0))
+    lost.failed_to_start("killed")
     reported = children.observed(0).report
     assert reported is not None
     assert reported.step == step
+    children._pods["digits-0-0"] = new
+    reported = children.observed(0).report
+    assert reported is not None
+    assert reported.step == step_of_new
 
 
 def test_a_spare_needs_gpus_of_its_own() -> None:
