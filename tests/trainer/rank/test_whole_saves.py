@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileOpener
 from tests.trainer.contract.one_rank import run_rank
 
 from ddp_trainer.rank.whole_saves import save_whole_files
@@ -103,10 +104,51 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file_and_the_next_one_clear
     assert torch.equal(torch.load(path), torch.zeros(3))
 
 
+TRANSACTION = """
+import os, shutil, signal, tempfile
+from pathlib import Path
+import fsspec
+
+tempfile.tempdir = TEMPORARY
+
+def save(content):
+    files = fsspec.filesystem("file")
+    with files.transaction, files.open(PATH, "wb") as file:
+        file.write(content)
+
+def dies(source, target, **_):
+    Path(target).write_bytes(b"ha")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+save(b"whole")
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_killed_while_lightning_copies_a_checkpoint_to_its_place_leaves_the_old_one(tmp_path: Path) -> None:
+    """Lightning saves so; the folder for temporary files is on another file system than the volume."""
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    path = saves / "last.ckpt"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
+        if Path(temporary).stat().st_dev == saves.stat().st_dev:
+            pytest.skip("one file system has both")
+        script = f"PATH, TEMPORARY = {str(path)!r}, {temporary!r}\n{TRANSACTION}"
+        ended = run_rank(f"{script}\nshutil.copyfile = dies\nsave(b'of the next epoch')", tmp_path)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert path.read_bytes() == b"whole"
+        ended = run_rank(f"{script}\nsave(b'of the next epoch')", tmp_path)
+        assert (ended.returncode, path.read_bytes()) == (0, b"of the next epoch"), ended.stderr
+        assert list(saves.iterdir()) == [path]
+        assert stat.S_IMODE(path.stat().st_mode) & 0o444 == 0o444
+        assert len(list(Path(temporary).iterdir())) == 1, "what the rank left that was killed"
+
+
 def before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what `save_whole_files` changes in this process taken back at the end of a test."""
     process = multiprocessing.process.BaseProcess
-    for place, name in ((torch.serialization, "save"), (torch, "save"), (process, "start")):
+    changed = ((torch.serialization, "save"), (torch, "save"), (LocalFileOpener, "commit"), (process, "start"))
+    for place, name in changed:
         monkeypatch.setattr(place, name, getattr(place, name))
 
 

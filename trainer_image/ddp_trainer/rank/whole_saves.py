@@ -1,8 +1,11 @@
-"""What a script writes with `torch.save` is whole, also where the rank ends meanwhile.
+"""What a script writes with `torch.save`, or Lightning for it, is whole, also where the rank ends meanwhile.
 
 Many scripts write their checkpoint over the last one, in place. A rank that is killed meanwhile (out of memory, with
 its node, 2 s after SIGTERM where the whole gang restarts) would leave a file cut short, and no later attempt could load
 it. `torch.save` to a path writes beside it therefore, and renames: the path has the old file or the new one.
+
+Lightning writes by a transaction of fsspec, into the folder for temporary files. In a pod that is another file system
+than the volume: the file was copied to its place, and is copied beside it now.
 
 SIGTERM waits for the end of a save on the main thread, for as long as the process is given: `shutdownSeconds` where the
 pod is asked to stop, 10 s after a failure of another rank of the pod, and 2 s where the whole gang restarts.
@@ -30,6 +33,7 @@ from typing import Any, Final
 from ddp_trainer.rank.after_import import after_import, after_import_in_all_processes
 
 SERIALIZATION: Final = "torch.serialization"
+FSSPEC: Final = "fsspec.implementations.local"
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
@@ -56,6 +60,7 @@ def save_whole_files(owner: str, files: int = 1) -> None:
     """
     saver = _Saver(owner, secrets.token_hex(4), files)
     after_import_in_all_processes(SERIALIZATION, functools.partial(_install, saver))
+    after_import(FSSPEC, functools.partial(_install_in_fsspec, saver))
 
 
 def _install(saver: _Saver) -> None:
@@ -84,6 +89,36 @@ def _install(saver: _Saver) -> None:
     after_import(TRACE_RULES, lambda: sys.modules[TRACE_RULES].add(__name__))
 
 
+def _install_in_fsspec(saver: _Saver) -> None:
+    # what the library has inside may change
+    opener: Any = getattr(sys.modules[FSSPEC], "LocalFileOpener", None)
+    commit = getattr(opener, "commit", None)
+    if commit is None:
+        return
+    beside = _Beside(saver)
+
+    @functools.wraps(commit)
+    def whole(file: Any) -> None:
+        temporary = getattr(file, "temp", None)
+        with _sigterm_afterwards():
+            if temporary is None or not _copied_whole(beside, Path(temporary), file, saver.files):
+                commit(file)
+
+    opener.commit = whole
+
+
+def _copied_whole(beside: _Beside, temporary: Path, file: Any, files: int) -> bool:
+    """Whether the end of a transaction is done: not where a rename does it."""
+    path = _replaceable(file.path, files)
+    if path is None or temporary.stat().st_dev == path.parent.stat().st_dev:
+        return False
+    file.f.close()
+    if not beside.write(path, path.name, lambda place: shutil.copyfile(temporary, place)):
+        return False
+    temporary.unlink()
+    return True
+
+
 @contextlib.contextmanager
 def _sigterm_afterwards() -> Iterator[None]:
     """Only on the main thread: Python sets handlers of signals on that one alone."""
@@ -110,7 +145,7 @@ class _Beside:
         self._cleared: set[Path] = set()
         self._in_place: set[Path] = set()
 
-    def write(self, path: Path, name: str, save: Callable[[str], None]) -> bool:
+    def write(self, path: Path, name: str, save: Callable[[str], object]) -> bool:
         """Whether `path` has been replaced by what `save` writes; where that cannot be done here, nothing was changed.
 
         Raises what `save` raises, and FileNotFoundError where a later attempt has taken the place of this one.
