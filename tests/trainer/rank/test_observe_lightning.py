@@ -21,9 +21,11 @@ class Unsized(IterableDataset[Any]):
         return iter([(torch.ones(4), torch.ones(1))] * 32)
 
 
-def fit(directory: Path, dataset: Any = None, **settings: Any) -> tuple[dict[str, Any], list[str]]:
+def fit(
+    directory: Path, dataset: Any = None, resume: Path | None = None, **settings: Any
+) -> tuple[dict[str, Any], list[str]]:
     """Train as a tutorial does, observed; the last heartbeat, and the phases that were entered."""
-    heartbeat_dir(directory).mkdir()
+    heartbeat_dir(directory).mkdir(parents=True)
     heartbeat = Heartbeat(heartbeat_dir(directory), observed=True)
     phases: list[str] = []
     enter = heartbeat.enter
@@ -50,7 +52,8 @@ def fit(directory: Path, dataset: Any = None, **settings: Any) -> tuple[dict[str
         loader = DataLoader(dataset or TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = lightning.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **settings)
-        trainer.fit(Regression(), loader, loader)
+        trainer.fit(Regression(), loader, loader, ckpt_path=resume)
+        trainer.save_checkpoint(directory / "last.ckpt")
         observer.done()
     finally:
         close_observer()
@@ -64,6 +67,17 @@ def test_a_trainer_reports_steps_total_epoch_samples_validation_and_metrics(tmp_
     assert (beat["samples"], beat["learningRate"]) == (96, 0.1)
     assert 0 < beat["metrics"]["val_loss"] < 5
     assert phases.count("validate") == 3, "once an epoch, and not for the sanity check before training"
+
+
+@pytest.mark.parametrize(("accumulated", "total"), [(1, 16), (2, 12)], ids=["as many steps", "half as many"])
+def test_the_total_of_a_trainer_that_resumes_counts_the_steps_that_its_epochs_have_now(
+    tmp_path: Path, accumulated: int, total: int
+) -> None:
+    """As with another number of ranks: two epochs of four steps, and two more."""
+    fit(tmp_path / "before", max_epochs=2)
+    checkpoint = tmp_path / "before" / "last.ckpt"
+    beat, _ = fit(tmp_path / "after", resume=checkpoint, max_epochs=4, accumulate_grad_batches=accumulated)
+    assert (beat["step"], beat["totalSteps"], beat["epoch"]) == (total, total, 4)
 
 
 def test_a_trainer_without_an_end_has_no_total(tmp_path: Path) -> None:

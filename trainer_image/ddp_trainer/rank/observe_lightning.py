@@ -29,9 +29,7 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
 
     class Report(base):  # type: ignore[misc,unused-ignore]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            total = trainer.estimated_stepping_batches  # inf without an end, -1 where the data has no length
-            is_known = math.isfinite(total) and total > 0
-            observer.begins(step=trainer.global_step, total_steps=int(total) if is_known else None)
+            observer.begins(step=trainer.global_step, total_steps=_total_steps(trainer))
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             observer.epoch = trainer.current_epoch
@@ -55,6 +53,21 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
         return load
 
     return wrapper
+
+
+def _total_steps(trainer: Any) -> int | None:
+    """None where it is not known. Lightning's own is of epochs of this run; those of the checkpoint had other steps
+    where there were other ranks.
+    """
+    total = trainer.estimated_stepping_batches  # inf without an end, -1 where the data has no length
+    if not math.isfinite(total) or total <= 0:
+        return None
+    epochs, done = trainer.max_epochs or -1, trainer.current_epoch
+    if trainer.max_steps == -1 and epochs > 0:
+        steps = total // epochs
+        if not done * steps <= trainer.global_step <= (done + 1) * steps:
+            total = trainer.global_step + (epochs - done) * steps
+    return int(total)
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
