@@ -28,7 +28,7 @@ from ddp_trainer.snapshots.codec.state import RNG, Staged, Staging, Stateful
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.values import FAILING_AFTER, Progress, SnapshotEvent
 
@@ -89,7 +89,7 @@ class Saver:
         """
         fenced: FencedError | None = None
         try:
-            ready: Ready = "begin" if self._store is None else self._ready(manifest, wait=wait)
+            ready: Ready = "begin" if self._store is None else self._ready(manifest.step, manifest.kind, wait=wait)
         except FencedError as error:
             ready, fenced = "skipped", error
         if self._shards is not None:
@@ -120,7 +120,7 @@ class Saver:
             if boundaries.obstacle is not None:
                 self._wait_for(step, EMERGENCY_SECONDS)
                 raise SnapshotError(boundaries.obstacle)
-            return boundary is not None and self._save_boundary(boundary, boundaries, manifest(boundary.progress))
+            return boundary is not None and self._save_boundary(boundary, boundaries, manifest)
         except Exception as error:
             self._give_up(step, str(error) or type(error).__name__)
             return False
@@ -169,20 +169,20 @@ class Saver:
 
     # A save, step by step
 
-    def _ready(self, manifest: Manifest, *, wait: bool) -> Ready:
+    def _ready(self, step: int, kind: Kind, *, wait: bool) -> Ready:
         """On rank 0: whether to begin this save, or whether it is done or under way already, or must be skipped."""
         self.collect()
-        if manifest.step == self._saved_step() or (manifest.step == self._step_in_flight and not wait):
+        if step == self._saved_step() or (step == self._step_in_flight and not wait):
             return "saved"
-        patience = EMERGENCY_SECONDS if manifest.kind == "emergency" else self._timeout
-        if manifest.kind == "periodic" and not wait:
+        patience = EMERGENCY_SECONDS if kind == "emergency" else self._timeout
+        if kind == "periodic" and not wait:
             patience = PATIENCE_SECONDS - self._writer.busy_seconds
         self._writer.wait(max(0.0, patience))
         self.collect()
         if self._writer.busy:
-            self._skipped(manifest.step)
+            self._skipped(step)
             return "skipped"
-        return "saved" if manifest.step == self._saved_step() else "begin"
+        return "saved" if step == self._saved_step() else "begin"
 
     def _begin(
         self, manifest: Manifest, generators: Tensor | None, started: float, boundary: Boundary | None = None
@@ -261,9 +261,11 @@ class Saver:
             )
         return bool(is_saved)
 
-    def _save_boundary(self, boundary: Boundary, boundaries: Boundaries, manifest: Manifest) -> bool:
-        started = time.monotonic()
-        ready = self._ready(manifest, wait=True)
+    def _save_boundary(
+        self, boundary: Boundary, boundaries: Boundaries, manifest: Callable[[Progress], Manifest]
+    ) -> bool:
+        started, step = time.monotonic(), boundary.progress.step
+        ready = self._ready(step, "emergency", wait=True)
         if ready != "begin":
             return ready == "saved"
         problem = boundaries.problem()
@@ -273,7 +275,9 @@ class Saver:
             generators = boundary.generators.wait(GENERATORS_TIMEOUT)
         except RuntimeError as lost:
             raise SnapshotError(f"the random number state of another rank did not arrive ({lost})") from lost
-        return self._begin(manifest, generators, started, boundary) and self._wait_for(manifest.step, EMERGENCY_SECONDS)
+        if not self._begin(manifest(boundary.progress), generators, started, boundary):
+            return False
+        return self._wait_for(step, EMERGENCY_SECONDS)
 
     def _wait_for(self, step: int, timeout: float) -> bool:
         """Wait for the save in flight; whether `step` is saved. Raises FencedError."""
