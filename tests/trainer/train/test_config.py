@@ -9,7 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from tests.trainer.documented import message
+from torch.torch_version import TorchVersion
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
@@ -144,6 +146,15 @@ def test_shards_that_span_pods_are_refused_with_live_recovery() -> None:
     with pytest.raises(UserError, match=r"--strategy fsdp .* restart.scope Live .* use --strategy hsdp"):
         check_live(parse(["--strategy", "fsdp"]), World())
     check_live(parse(["--strategy", "hsdp"]), World())
+
+
+def test_shards_of_a_pod_need_a_torch_that_has_groups_in_a_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0+cu128"))
+    with pytest.raises(
+        UserError, match=r"needs PyTorch 2\.13 or newer, and this is 2\.10\.0\+cu128: use a newer image"
+    ):
+        check_live(parse(["--strategy", "hsdp"]), World())
+    check_live(parse(["--strategy", "ddp"]), World())
 
 
 @pytest.mark.parametrize(

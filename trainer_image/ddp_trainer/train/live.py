@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from ddp_trainer.client.recovery import membership_of
 from ddp_trainer.contract.environment import JobEnvironment, LivePlace, parse_rank
 from ddp_trainer.contract.exit_codes import UserError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 RECOVERS: Final = ("ddp", "manual_allreduce", "manual_rs_ag", "hsdp")
 """Those in which each rank, or each pod, holds the whole state."""
+SHARDS_SINCE: Final = "2.13"
+"""The release of torch with what `live.pod_group` uses of its device meshes."""
 
 
 def train_live(config: TrainConfig, world: World, heartbeat: Heartbeat, job: JobEnvironment, place: LivePlace) -> None:
@@ -57,6 +61,11 @@ def check_live(config: TrainConfig, world: World) -> None:
         raise UserError(
             "--strategy fsdp shards the model over all pods, so with restart.scope Live a pod that is lost takes its "
             "part of it along: use --strategy hsdp, which shards it within each pod, or restart.scope InPlace"
+        )
+    if config.strategy == "hsdp" and torch.__version__ < SHARDS_SINCE:  # compares versions, not text
+        raise UserError(
+            f"--strategy hsdp with restart.scope Live needs PyTorch {SHARDS_SINCE} or newer, and this is "
+            f"{torch.__version__}: use a newer image, or restart.scope InPlace"
         )
     problems = {
         f"--strategy {config.strategy}": config.strategy not in RECOVERS,
