@@ -35,6 +35,9 @@ test: lint tools  ## everything: style, types, layers, and every test, three tie
 check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: a minute and a half on two
 	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-live check-trainer
 
+check-oldest: build/oldest/.installed  ## the tests of `check` with the oldest versions that pyproject.toml allows
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -q -m "not processes" tests/unit tests/trainer
+
 busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy processes; prints time and counts of each run
 	$(BIN)/python -m tests.support.busy
 
@@ -254,6 +257,13 @@ build/scan/.installed: requirements/scan.txt | $(BIN)/python
 	@echo "installing checkov into build/scan ..."
 	$(BIN)/python -m venv build/scan
 	build/scan/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r requirements/scan.txt
+	@touch $@
+
+build/oldest/.installed: pyproject.toml | $(VENV)/.dev
+	@echo "installing the oldest dependencies into build/oldest ..."
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/oldest
+	$(BIN)/uv pip install --quiet --python build/oldest/bin/python --resolution lowest-direct $(INDEX) \
+		--index-strategy unsafe-best-match --group libraries -e '.[dev]'
 	@touch $@
 
 help:
