@@ -27,7 +27,7 @@ from ddpjob_operator import settings as configuration
 from ddpjob_operator.cluster.cache import Cache, Key
 from ddpjob_operator.cluster.child_watch import ChildWatch
 from ddpjob_operator.cluster.controller import Controller
-from ddpjob_operator.cluster.resync import Resync, WentBack
+from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.ledger.notification import CONTENT_TYPE
 from ddpjob_operator.core.values.job import Defaults
@@ -204,7 +204,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         webhook=_webhook(settings, cleanup),
     )
     resync = Resync(client, cache, namespaces, settings.resync_seconds, queue.add_all, shard)
-    child_watch = ChildWatch(client, cache, namespaces, settings.resync_seconds, queue.add, resync.missed_changes)
+    child_watch = ChildWatch(client, cache, namespaces, settings.resync_seconds, queue.add)
     watches = framework.Watches(namespaces)
     return Operator(namespaces, watches, shard, cache, queue, controller, resync, child_watch, recorder, leader)
 
@@ -347,10 +347,6 @@ def main() -> int:
         logger.error("the operator stops: %s", error)
         return 1
     except WatchEnded:
-        return 1
-    except WentBack as error:
-        logger.error("the API server's state is older than it was, as after a restore from a backup (%s); exiting, so "
-                     "that the kubelet restarts the operator, which forgets what it knew", error)  # fmt: skip
         return 1
     except Exception:
         logger.exception("a part of the operator has died; exiting, so that the kubelet restarts it")

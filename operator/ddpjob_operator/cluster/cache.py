@@ -45,13 +45,6 @@ class Owner(NamedTuple):
     uid: str
 
 
-class Newest(NamedTuple):
-    """The greatest resourceVersion that was seen of any job, and of any pod."""
-
-    jobs: int = 0
-    pods: int = 0
-
-
 class Listed(NamedTuple):
     """The uids of all objects of one kind, and the resourceVersion at which these were all."""
 
@@ -116,7 +109,6 @@ class Cache:
     """Uids of jobs that this process has read or written since."""
     _gone: dict[str, int] = field(default_factory=dict)
     _last_list: int = 0
-    newest: Newest = Newest()  # noqa: RUF009 - it cannot be changed
 
     def job(self, key: Key) -> Json | None:
         """The DDPJob object as last seen, as far as it is kept. It is shared: never change it."""
@@ -185,7 +177,6 @@ class Cache:
     def put_job(self, obj: Json) -> bool:
         """Take in a DDPJob as seen; whether that was news."""
         meta = obj["metadata"]
-        self._has_seen(jobs=_version(obj))
         key = Key(meta["namespace"], meta["name"])
         known = self._jobs.get(key)
         if meta["uid"] in self._gone or (known is not None and _version(known) >= _version(obj)):
@@ -205,7 +196,6 @@ class Cache:
     def drop_job(self, obj: Json) -> bool:
         """Take in that a DDPJob is gone; whether that was news. A newer job of the same name stays."""
         meta = obj["metadata"]
-        self._has_seen(jobs=_version(obj))
         self._gone.setdefault(meta["uid"], _version(obj))
         self._confirmed.discard(meta["uid"])
         self._unwatched.pop(Owner(meta["namespace"], meta["uid"]), None)
@@ -223,23 +213,10 @@ class Cache:
         what was gone by then another process may know."""
         return self._dropped.pop(key, None)
 
-    def is_undone(self, obj: Json, version: int) -> bool:
-        """Whether a list that was true at `version` has a job or a pod as it was before it was last seen."""
-        meta = obj["metadata"]
-        pod, job = self._pods.get(meta["uid"]), self._jobs.get(Key(meta["namespace"], meta["name"]))
-        if pod is not None:
-            known = pod.version
-        elif job is not None and job["metadata"]["uid"] == meta["uid"]:
-            known = _version(job)
-        else:
-            return False
-        return _version(obj) < known <= version
-
     def put_pod(self, obj: Json) -> bool:
         """Take in a pod as seen; whether that was news."""
         meta = obj["metadata"]
         uid, version = meta["uid"], _version(obj)
-        self._has_seen(pods=version)
         if not is_held(obj):
             self._released(uid)
         known = self._pods.get(uid)
@@ -265,7 +242,6 @@ class Cache:
 
     def drop_pod(self, obj: Json) -> bool:
         """Take in that a pod is gone; whether that was news."""
-        self._has_seen(pods=_version(obj))
         news = self.forget_pod(obj["metadata"]["uid"], _version(obj))
         if not is_held(obj) or "deletionTimestamp" in obj["metadata"]:
             return news
@@ -285,9 +261,6 @@ class Cache:
             self._unwatched[known.owner].warnings.pop(uid, None)
         self._part(uid, known.owner)
         return True
-
-    def _has_seen(self, jobs: int = 0, pods: int = 0) -> None:
-        self.newest = Newest(max(self.newest.jobs, jobs), max(self.newest.pods, pods))
 
     def _released(self, uid: str) -> None:
         """A finalizer that is gone does not come back."""
@@ -429,7 +402,6 @@ class Cache:
             if obj["metadata"]["uid"] not in jobs.uids and _version(obj) <= jobs.version:
                 self.drop_job(obj)
         self._listed.add(namespace)
-        self._has_seen(jobs.version, pods.version)
         for uid, known in list(self._pods.items()):
             in_scope = namespace in (None, known.owner.namespace)
             if in_scope and uid not in pods.uids and known.version <= pods.version:

@@ -48,13 +48,9 @@ class ChildWatch:
     """Seconds after which a kind that cannot be watched is tried again."""
     enqueue: Callable[[Key, float], None]
     """Look at a job after so many seconds."""
-    missed: Callable[[str | None], None] = lambda namespace: None
-    """Called where a list is older than what was seen before: `resync` finds out what that means."""
     tried: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once each kind has been listed, or could not be."""
     _untried: set[tuple[Kind, str | None]] = field(default_factory=set)
-    _newest: dict[tuple[Kind, str | None], int] = field(default_factory=dict)
-    """The resourceVersion that each watch has come to."""
 
     async def run(self) -> None:
         """Watch until cancelled. Jobs must have been listed before."""
@@ -97,9 +93,6 @@ class ChildWatch:
                 self._put(kind, obj)
             page.items.clear()
             version = page.version
-        if version < self._newest.get((kind, namespace), 0):
-            self.missed(namespace)
-        self._newest[kind, namespace] = version
         self._look_at(self.cache.end_children(kind, namespace, there, version))
         return version
 
@@ -111,7 +104,7 @@ class ChildWatch:
             metrics.WATCH_STARTS.labels(resource=resource).inc()
             accept = "" if kind == SERVICE else METADATA
             async for event in self.client.watch(path, version, accept=accept, labelSelector=OURS):
-                version = self._newest[kind, namespace] = int(event["object"]["metadata"]["resourceVersion"])
+                version = int(event["object"]["metadata"]["resourceVersion"])
                 self._take_in(kind, resource, event)
             await asyncio.sleep(max(0.0, began + SHORTEST_SECONDS - loop.time()))
 

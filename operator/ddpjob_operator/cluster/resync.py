@@ -7,10 +7,6 @@ expired. Watches begin where the lists end (`watch_from`).
 
 A replica that begins to lead lists everything first: its watches may lag behind what the last leader wrote.
 
-A list is never older than what was seen before it was asked for, nor is an object in it, unless the API server's state
-was restored from a backup. No version can be compared with one of before then, so the process ends, and the next one
-begins with nothing.
-
 A namespace whose lists fail keeps no other one waiting: it may be gone, and the operator's rights in it with it.
 """
 
@@ -39,10 +35,6 @@ YIELD_AFTER = 20
 """Objects of a page that are taken in before others go on."""
 
 OUR_PODS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
-
-
-class WentBack(Exception):
-    """The API server's state is older than what it has shown before."""
 
 
 @dataclass(eq=False)
@@ -78,11 +70,7 @@ class Resync:
         self._wake.set()
 
     async def run(self) -> None:
-        """List until cancelled; what failed soon again, all the rest in its time.
-
-        Raises:
-            WentBack: all that is known is void.
-        """
+        """List until cancelled; what failed soon again, all the rest in its time."""
         failures, backoff, clock = 0, Backoff(first=0.5, longest=min(30.0, self.every)), asyncio.get_running_loop().time
         scopes, whole_round = self._scopes, clock()
         while True:
@@ -121,7 +109,10 @@ class Resync:
         oldest: list[int] = []
         for namespace in scopes:
             try:
-                jobs, pods = await self._lists(namespace)
+                jobs, pods = await asyncio.gather(
+                    self._listed(self._jobs(namespace), self.cache.put_job),
+                    self._listed(self._pods(namespace), self.cache.put_pod),
+                )
             except ApiError as error:
                 failed[namespace] = error
                 continue
@@ -133,19 +124,6 @@ class Resync:
         if oldest and scopes == self._scopes:
             self.cache.expire(min(oldest))
         return failed
-
-    async def _lists(self, namespace: str | None) -> tuple[Listed, Listed]:
-        """Jobs and pods. Older ones are asked for once more: an answer may have waited in some proxy."""
-        for _ in range(2):
-            seen = self.cache.newest
-            jobs, pods = await asyncio.gather(
-                self._listed(self._jobs(namespace), self.cache.put_job),
-                self._listed(self._pods(namespace), self.cache.put_pod),
-            )
-            if jobs.version >= seen.jobs and pods.version >= seen.pods:
-                return jobs, pods
-        found = f"listed were jobs at {jobs.version} and pods at {pods.version}"
-        raise WentBack(f"{found}, seen were jobs at {seen.jobs} and pods at {seen.pods} before")
 
     def _jobs(self, namespace: str | None) -> AsyncIterator[Page]:
         return self.client.pages(paths.jobs(namespace), "ddpjobs", PAGE)
@@ -163,8 +141,6 @@ class Resync:
             while page.items:  # nothing of it is kept while the next page is on its way
                 obj = page.items.pop()
                 if self.shard.has(obj["metadata"]["namespace"]):
-                    if self.cache.is_undone(obj, page.version):
-                        raise WentBack(f"listed was an older {obj['metadata']['name']} than was seen before")
                     uids.add(obj["metadata"]["uid"])
                     put(obj)
                 if len(page.items) % YIELD_AFTER == 0:

@@ -85,23 +85,6 @@ def test_a_watch_that_has_lost_its_place_lists_anew() -> None:
     assert (server.lists, server.watches) == (2, [10, 10])
 
 
-def test_a_list_that_is_older_than_what_the_watch_has_seen_has_jobs_and_pods_listed_at_once() -> None:
-    """As after a restore from a backup: a watch from a later version is answered, and brings nothing."""
-
-    async def scenario(*events: tuple[float, dict[str, Any]]) -> list[str | None]:
-        missed: list[str | None] = []
-        server = Server([*events, (70, {"type": "ERROR"})])
-        found = ChildWatch(server, Cache(), ("ns",), 300.0, lambda key, after: None, missed.append)  # type: ignore[arg-type]
-        task = asyncio.create_task(found.run())
-        await asyncio.sleep(100)
-        task.cancel()
-        assert server.lists == 2
-        return missed
-
-    assert run(scenario((60, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "70"}}}))) == ["ns"]
-    assert run(scenario()) == []
-
-
 def test_what_may_not_be_watched_counts_as_unknown_and_is_tried_with_each_resync() -> None:
     """The role of an earlier version: the next pass creates it, or finds it there."""
     server = Server([], ApiError(403, "Forbidden", "no"))

@@ -14,7 +14,7 @@ from tests.unit.answers import Server
 from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
-from ddpjob_operator.cluster.resync import Resync, WentBack
+from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.runtime.client import Client, Page
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -189,64 +189,3 @@ async def test_a_large_list_is_never_in_memory_as_a_whole(server: Server, client
         tracemalloc.stop()
     assert len(names(found.cache)) == 500
     assert peak < 45e6
-
-
-@pytest.mark.parametrize("kind", ["ddpjobs", "pods"])
-def test_a_state_that_was_restored_from_a_backup_ends_the_process(kind: str) -> None:
-    async def scenario() -> None:
-        lists = Lists()
-        lists.found = {name: [Page([], 400, first=True)] for name in ("ddpjobs", "pods")}
-        found = resync(lists, "research")
-        await found.once(("research",))
-        lists.found[kind] = [Page([], 300, first=True)]
-        with pytest.raises(WentBack):
-            await found.once(("research",))
-
-    run(scenario())
-
-
-def test_an_object_that_was_restored_to_an_earlier_version_ends_the_process() -> None:
-    def job(version: int) -> dict[str, Any]:
-        return {"metadata": {"namespace": "research", "name": "j", "uid": "u", "resourceVersion": str(version)}}
-
-    async def scenario() -> None:
-        lists = Lists()
-        lists.found = {name: [Page([], 400, first=True)] for name in ("ddpjobs", "pods")}
-        lists.found["ddpjobs"] = [Page([job(350)], 400, first=True)]
-        found = resync(lists, "research")
-        await found.once(("research",))
-        found.cache.put_job(job(420))
-        lists.found["ddpjobs"] = [Page([job(350)], 430, first=True)]
-        with pytest.raises(WentBack):
-            await found.once(("research",))
-
-    run(scenario())
-
-
-def test_an_object_that_changes_while_it_is_listed_is_no_restored_one() -> None:
-    class Busy(Lists):
-        async def pages(self, path: str, resource: str, *_: Any, **__: str) -> AsyncIterator[Page]:
-            old = {"metadata": {"namespace": "research", "name": "j", "uid": "u", "resourceVersion": "350"}}
-            new = {"metadata": old["metadata"] | {"resourceVersion": "440"}}
-            if resource == "ddpjobs":
-                found.cache.put_job(new)
-            yield Page([old] if resource == "ddpjobs" else [], 430, first=True)
-
-    found = resync(Busy(), "research")
-    assert run(found.once(("research",))) == {}
-
-
-def test_a_list_that_is_older_once_is_asked_for_again() -> None:
-    class Late(Lists):
-        async def pages(self, path: str, resource: str, *_: Any, **__: str) -> AsyncIterator[Page]:
-            self.asked.append(resource)
-            yield Page([], 3 if self.asked.count(resource) == 2 else 4, first=True)
-
-    async def scenario() -> list[str]:
-        lists = Late()
-        found = resync(lists, "research")
-        for _ in range(2):
-            assert await found.once(("research",)) == {}
-        return lists.asked
-
-    assert run(scenario()).count("ddpjobs") == 3
