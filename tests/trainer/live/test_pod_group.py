@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ddp_trainer.client.local_shards import LocalShards
 from ddp_trainer.live.pod_group import PodGroup, ViewLost, all_of, any_of
+from ddp_trainer.train.live import SHARDS_SINCE
 
 LOST = "Connection closed by peer"
 
@@ -35,6 +36,8 @@ def leave() -> Leaving:
 
 @pytest.fixture
 def pod(tmp_path: Path, leave: Leaving) -> Iterator[PodGroup]:
+    if torch.__version__ < SHARDS_SINCE:
+        pytest.skip(f"needs PyTorch {SHARDS_SINCE}, and this is {torch.__version__}")
     yield PodGroup(0, 1, tmp_path / "meeting", leave=leave, timeout_seconds=60.0)
     dist.distributed_c10d._unregister_all_process_groups()
 

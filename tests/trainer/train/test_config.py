@@ -142,7 +142,8 @@ def test_a_strategy_that_recovers_live_needs_that_scope(strategy: str, is_live: 
         check_scope(config, is_live=is_live)
 
 
-def test_shards_that_span_pods_are_refused_with_live_recovery() -> None:
+def test_shards_that_span_pods_are_refused_with_live_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
     with pytest.raises(UserError, match=r"--strategy fsdp .* restart.scope Live .* use --strategy hsdp"):
         check_live(parse(["--strategy", "fsdp"]), World())
     check_live(parse(["--strategy", "hsdp"]), World())
