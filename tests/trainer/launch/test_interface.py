@@ -36,6 +36,12 @@ def test_gloo_is_given_an_interface_where_the_name_of_the_host_leads_to_itself(
     assert interface_to_name(pod_ip, own, INTERFACES) == name
 
 
+def test_a_machine_alone_is_not_asked_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may take seconds where a name server does not answer."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("its name was looked up"))
+    assert gloo_interface("127.0.0.1") is None
+
+
 def test_the_interface_with_an_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as routed:
         try:

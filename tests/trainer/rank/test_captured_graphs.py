@@ -18,8 +18,6 @@ from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartb
 from ddp_trainer.rank.observe import close_observer, observe
 from ddp_trainer.snapshots.boundary import before_update
 
-Capture = Callable[["Graph", Callable[[], None]], None]
-
 
 class Graph:
     """In the place of torch.cuda.CUDAGraph."""

@@ -26,8 +26,10 @@ def interface_to_name(pod_ip: str, own: Iterable[str], interfaces: Iterable[tupl
     """Of `interfaces`, names with their addresses, the one with `pod_ip`, if the host's name leads to the addresses
     `own`, of which gloo takes the first, and that is of the loopback interface.
     """
+    if is_loopback(pod_ip):
+        return None
     first = next(iter(own), None)
-    if is_loopback(pod_ip) or (first is not None and not is_loopback(first)):
+    if first is not None and not is_loopback(first):
         return None
     return next((name for name, address in interfaces if address == pod_ip), None)
 
