@@ -6,7 +6,9 @@ import asyncio
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -158,13 +160,16 @@ def test_ctrl_c_waits_for_what_is_left_to_clean_up() -> None:
 
     main = threading.main_thread().ident or 0
 
-    def waits() -> bool:
-        return sys._current_frames()[main].f_code.co_name == "wait"
+    def waits() -> FrameType | None:
+        frame = sys._current_frames()[main]
+        return frame if frame.f_code.co_name == "wait" else None
 
     def interrupt() -> None:
         began.wait()
-        eventually(waits, "the caller waits for the result")
-        signal.pthread_kill(main, signal.SIGINT)
+        frame = eventually(waits, "the caller waits for the result")
+        while sys._current_frames()[main] is frame:  # Python misses a signal that comes right before the lock is taken
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(1)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
