@@ -32,7 +32,7 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long they and the longest tests took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
-check: $(VENV)/.dev  ## lint, and every test that starts no process of the trainer, on all cores: a minute and a half on two
+check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: a minute on two cores
 	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-live check-trainer
 
 check-oldest: build/oldest/.installed  ## the tests of `check` with the oldest versions that pyproject.toml allows
@@ -42,7 +42,7 @@ busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy proces
 	$(BIN)/python -m tests.support.busy
 
 # Workers of pytest-xdist would each import torch and collect all tests, which takes a third of the time.
-IN_PROCESS := $(PYTEST) -q -m "not processes"
+IN_PROCESS := $(PYTEST) -q -m "not processes" --hypothesis-profile=quick
 check-core: $(VENV)/.dev
 	$(IN_PROCESS) tests/unit/core tests/unit/simulation
 check-unit: $(VENV)/.dev

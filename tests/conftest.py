@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support import timeouts
 from tests.support.durations import Durations
+from tests.support.examples import QUICK
 from tests.support.leftovers import leftovers, name_this_run
 from tests.support.tiers import required_tiers
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(QUICK, settings.get_profile("any-machine"), max_examples=25)
 settings.load_profile("any-machine")
 
 HERE = Path(__file__).parent

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from ddp_trainer.client.batches import BatchPlan, micro_batches
 from ddp_trainer.live.views import (
@@ -244,7 +245,7 @@ class World:
 ACTIONS = ("send", "finish", "leave", "die", "learn", "form", "partition", "replace", "step")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), pods=st.integers(2, 5), procs=st.integers(1, 2))
 def test_two_halves_never_both_go_on(data: st.DataObject, pods: int, procs: int) -> None:
     world, replaced = World(pods, procs), 0
@@ -296,7 +297,7 @@ def check(world: World) -> None:
                 assert ahead.step - rank.step <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data(), samples=st.integers(1, 120), global_batch=st.integers(1, 40))
 def test_each_sample_counts_once_whatever_the_views(data: st.DataObject, samples: int, global_batch: int) -> None:
     assume(global_batch <= samples)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 from torch.utils.data import Dataset, TensorDataset
 
 from ddp_trainer.client.batches import BatchPlan, micro_batches, share
@@ -39,7 +40,7 @@ worlds = st.integers(1, 9)
 micro_sizes = st.none() | st.integers(1, 20)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(plans, st.integers(0, 5), st.data())
 def test_every_sample_comes_once_an_epoch_whatever_ranks_come_and_go_in_it(
     plan: BatchPlan, epoch: int, data: st.DataObject
@@ -266,7 +267,7 @@ def test_workers_are_asked_for_no_more_steps_than_they_load_ahead(monkeypatch: p
         assert samples == plan.order(epoch)[2:].tolist()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(micro_sizes)
 def test_workers_and_the_rank_itself_load_the_same_batches(micro: int | None) -> None:
     plan = BatchPlan(samples=23, global_batch=8)

@@ -9,6 +9,7 @@ import cel
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.examples import examples
 
 from ddpjob_operator.api.crd import crd
 from ddpjob_operator.api.immutable import IMMUTABLE_FIELDS, immutable_digests
@@ -243,7 +244,7 @@ specs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(specs)
 def test_python_and_cel_agree_on_every_spec(spec: dict[str, Any]) -> None:
     of_both = problems(DDPJobSpec.model_validate(spec), has_begun=True)
@@ -253,7 +254,7 @@ def test_python_and_cel_agree_on_every_spec(spec: dict[str, Any]) -> None:
 IMMUTABLE = " is immutable: "
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(specs, specs)
 def test_an_edit_that_cel_lets_through_leaves_every_digest_as_it_was(
     before: dict[str, Any], after: dict[str, Any]

@@ -13,6 +13,7 @@ from looks import GANG, RUNNING, STARTING, created, deleted, look
 from promises import check_attempt_on_record_first, check_final_is_final, check_force_is_asked_for
 from small_cluster import Cluster
 from stories import events, forgeries, happen, specs
+from tests.support.examples import examples
 from world import World
 
 from ddpjob_operator.api.status import Phase
@@ -100,7 +101,7 @@ def test_an_attempt_that_was_taken_from_labels_is_on_record_before_anything_is_d
     assert created(decided) == ["digits-3-1"]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs, st.lists(events | forgeries, max_size=25))
 @example(
     spec={"nodes": 1, "restart": {"maxRestarts": 4, "scope": "InPlace"}, "spares": 1},

@@ -13,12 +13,13 @@ from promises import (
 )
 from small_cluster import NODES
 from stories import events, happen, specs
+from tests.support.examples import examples
 from world import World
 
 from ddpjob_operator.api.status import Phase
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs, st.lists(events, max_size=40))
 @example(
     {"nodes": 1, "restart": {"maxRestarts": 4}, "initializers": [{"name": "data", "script": "true", "path": "data"}]},
@@ -51,7 +52,7 @@ def test_every_promise_holds_whatever_happens_and_in_whatever_order(
     assert len(world.cluster.history) == calls, "a job that is over costs nothing"
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25))
 def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story: list[tuple[object, ...]]) -> None:
     world = World.start(nodes=2, restart={"maxRestarts": 4})
@@ -71,7 +72,7 @@ def test_a_job_that_is_suspended_gives_back_every_node_and_loses_no_budget(story
     assert world.finish().restarts == spent
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(75), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25), st.sampled_from(("activeDeadlineSeconds", "startupDeadlineSeconds")))
 @example(  # pods that end while the watch stalls are deleted as pods that run
     [("look",), ("run all",), ("watch stalls",), ("end all",), ("clock", 120.0)], "activeDeadlineSeconds"
@@ -107,7 +108,7 @@ def test_no_job_outlives_its_deadline_and_none_fails_before_it(story: list[tuple
     check_history(world.cluster)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, max_size=25))
 @example(  # the watch does not tell of the deletion
     [("look",), ("run", 0), ("end", 0, (64, "UserError"), 0.0), ("watch of the job stalls",), ("clock", 120.0)]

@@ -17,6 +17,7 @@ from promises import (
     check_one_live_pod_each,
 )
 from stories import events, happen, losses, pairs
+from tests.support.examples import examples
 from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -25,7 +26,7 @@ from ddpjob_operator.core.values import conditions as cond
 DEADLINES = {"DeadlineExceeded": "active_deadline_seconds", "StartupDeadlineExceeded": "startup_deadline_seconds"}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pairs, st.lists(events, max_size=30))
 def test_every_promise_holds_for_every_pair_of_policies(spec: dict[str, Any], story: list[tuple[object, ...]]) -> None:
     world = World.start(**spec)
@@ -36,7 +37,7 @@ def test_every_promise_holds_for_every_pair_of_policies(spec: dict[str, Any], st
     check_deadlines(world)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pairs, st.lists(events | losses, max_size=30))
 def test_a_job_whose_status_is_lost_comes_to_its_end_and_never_has_two_pods_for_one_rank(
     spec: dict[str, Any], story: list[tuple[object, ...]]

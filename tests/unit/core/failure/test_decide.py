@@ -11,6 +11,7 @@ from builders import NOW, later, make_job
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from looks import at
+from tests.support.examples import examples
 
 from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
 from ddpjob_operator.core.failure.budget import CLOSE_FAILURES, CLOSE_SECONDS
@@ -307,7 +308,7 @@ rules = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     most=st.integers(0, 4),
     window=st.none() | st.just(100),
