@@ -399,15 +399,17 @@ def _no_room(error: ApiError) -> Event:
 
 def trainer_of(uid: str, status: DDPJobStatus, observed: Observed) -> Target | None:
     """The trainer to ask for progress: node rank 0 of the current attempt, while it runs. One that has to leave still
-    saves a snapshot. With live recovery another one, until the place of node rank 0 is filled.
+    saves a snapshot. With live recovery another one, until there is a new node rank 0, and that one trains.
     """
     if status.is_final:
         return None
     lost = status.internal.lost_pods
     gang = (pod for pod in observed.pods if pod.attempt == status.attempt and pod.running and pod.uid not in lost)
     running = {pod.node_rank: pod.pod_ip for pod in gang if pod.node_rank is not None and pod.pod_ip}
-    asked = min(running, default=0) if 0 in lost.values() else 0
-    return Target(running[asked], uid, status.attempt) if asked in running else None
+    if 0 not in lost.values():
+        return Target(running[0], uid, status.attempt) if 0 in running else None
+    hosts = [running[node_rank] for node_rank in sorted(running)]
+    return Target(hosts[0], uid, status.attempt, *hosts[1:2]) if hosts else None
 
 
 async def _aside(obj: Json, work: Callable[[], T]) -> T:

@@ -39,6 +39,8 @@ class Target(NamedTuple):
     host: str
     uid: str
     attempt: int
+    otherwise: str = ""
+    """The host of another trainer of that attempt, which is asked as long as the first one does not train."""
 
 
 OnReport = Callable[[Any, Target, TrainerReport], None]
@@ -106,11 +108,17 @@ class StatusPoller:
                 await self._turns.wait()
                 if asked.unanswered == 0:
                     asked.since = asyncio.get_running_loop().time()
-                report = await self._ask(asked.target)
+                report = await self._report(asked.target)
             asked.unanswered = 0 if report is not None else asked.unanswered + 1
             if report is not None:
                 on_report(key, asked.target, report)
             await asyncio.sleep(pause_seconds(self.every, asked.unanswered, len(self._asking)))
+
+    async def _report(self, target: Target) -> TrainerReport | None:
+        report = await self._ask(target)
+        if target.otherwise and (report is None or report.step is None):
+            report = await self._ask(target._replace(host=target.otherwise)) or report
+        return report
 
     async def _ask(self, target: Target) -> TrainerReport | None:
         if self._session is None:

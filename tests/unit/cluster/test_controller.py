@@ -317,7 +317,7 @@ def test_a_spare_in_the_place_of_a_lost_pod_is_asked_although_that_one_is_still_
     assert trainer_of("job-1", status, observed) == Target("10.0.0.9", "job-1", 0)
 
 
-def test_another_pod_is_asked_until_the_place_of_node_rank_0_is_filled() -> None:
+def test_another_pod_is_asked_until_a_new_node_rank_0_trains() -> None:
     """With live recovery the others train on meanwhile."""
     (lost,) = trainer(phase=PodPhase.FAILED).pods
     other = replace(lost, uid="pod-2", node_rank=2, phase=PodPhase.RUNNING, pod_ip="10.0.0.3")
@@ -326,7 +326,8 @@ def test_another_pod_is_asked_until_the_place_of_node_rank_0_is_filled() -> None
     new = replace(other, uid="pod-3", node_rank=0, phase=PodPhase.PENDING, pod_ip="10.0.0.4")
     assert trainer_of("job-1", status, Observed(pods=(new, other))) == Target("10.0.0.3", "job-1", 0)
     runs = replace(new, phase=PodPhase.RUNNING)
-    assert trainer_of("job-1", status, Observed(pods=(other, runs))) == Target("10.0.0.4", "job-1", 0)
+    asked = trainer_of("job-1", status, Observed(pods=(other, runs)))
+    assert asked == Target("10.0.0.4", "job-1", 0, otherwise="10.0.0.3")
 
 
 async def test_a_decision_knows_for_how_long_the_trainer_has_not_answered(

@@ -128,6 +128,25 @@ async def test_it_is_known_for_how_long_a_trainer_has_not_answered(server: Serve
     assert poller.silent_seconds("digits") == 0, "another trainer is asked"
 
 
+async def test_another_trainer_is_asked_as_long_as_the_first_one_does_not_train(server: Server, heard: Heard) -> None:
+    steps = {"127.0.0.1": None, "localhost": 3}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(REPORT | {"step": steps[request.url.host or ""]})
+
+    server.answers = [answer]
+    heard.poller.watch(
+        "digits", TARGET._replace(otherwise="localhost"), lambda *said: heard.reports.put_nowait(said[2])
+    )
+    assert (await heard.next()).step == 3
+    steps["127.0.0.1"] = 5
+    while (await heard.next()).step != 5:
+        pass
+    asked = len(server.asked)
+    await heard.next()
+    assert {request.url.host for request in server.asked[asked:]} == {"127.0.0.1"}
+
+
 @pytest.mark.parametrize(("silent", "seconds"), [(0, 2.0), (10, 2.0), (11, 4.0), (14, 30.0), (10_000, 30.0)])
 def test_a_trainer_that_never_answers_is_asked_less_often(silent: int, seconds: float) -> None:
     assert pause_seconds(2.0, silent, 1) == seconds
