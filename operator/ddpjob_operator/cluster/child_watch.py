@@ -61,17 +61,17 @@ class ChildWatch:
                 group.create_task(self._keep(*scope), name=f"watch of {scope[0].name} @ {scope[1]}")
 
     async def _keep(self, kind: Kind, namespace: str | None) -> None:
-        failures, backoff = 0, Backoff(first=0.5, longest=min(30.0, self.every))
+        failures, why, backoff = 0, "", Backoff(first=0.5, longest=min(30.0, self.every))
         while True:
             wait = SHORTEST_SECONDS
             try:
                 version = await self._list(kind, namespace)
-                failures = 0
+                failures, why = 0, ""
                 self._has_tried(kind, namespace)
                 await self._follow(kind, namespace, version)
             except ApiError as error:
                 if error.status in (403, 404):
-                    self._know_nothing(kind, namespace, error)
+                    why = self._know_nothing(kind, namespace, error, why)
                     wait = self.every * random.uniform(0.9, 1.1)  # noqa: S311 - jitter, not a secret
                 elif error.status != 410:
                     failures += 1
@@ -127,12 +127,15 @@ class ChildWatch:
         if job is not None and (job.get("status") or {}).get("phase") not in OVER:  # nothing is created for it again
             self.cache.put_child(owner, kind, obj)
 
-    def _know_nothing(self, kind: Kind, namespace: str | None, error: ApiError) -> None:
+    def _know_nothing(self, kind: Kind, namespace: str | None, error: ApiError, before: str) -> str:
+        """Why not, which is logged unless it was so `before`."""
         level = logging.INFO if error.not_found else logging.WARNING
         where = f" in namespace {namespace}" if namespace else ""
-        what = f"{kind.api_version} is not installed" if error.not_found else explain(error)
-        logger.log(level, "%s%s is not watched: %s", kind.name, where, what)
+        why = f"{kind.api_version} is not installed" if error.not_found else explain(error)
+        if why != before:
+            logger.log(level, "%s%s is not watched: %s", kind.name, where, why)
         self._look_at(self.cache.end_children(kind, namespace, frozenset()))
+        return why
 
     def _look_at(self, keys: Iterable[Key]) -> None:
         for key in keys:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
 from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
@@ -91,3 +92,12 @@ def test_what_may_not_be_watched_counts_as_unknown_and_is_tried_with_each_resync
     cache, _ = run(watched(server, 1000))
     assert cache.observed(OWNER).children == frozenset()
     assert server.lists in (4, 5)
+
+
+def test_why_a_kind_is_not_watched_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ddpjob_operator")
+    server = Server([], ApiError(403, "Forbidden", "no"))
+    run(watched(server, 1000))
+    assert server.lists in (4, 5)
+    said = [record.getMessage() for record in caplog.records if "NetworkPolicy" in record.getMessage()]
+    assert len(said) == 1, said
