@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -110,6 +111,25 @@ def test_a_run_that_resumes_with_another_global_batch_says_so(
     assert [event["globalBatch"] for event in events] == noted
     said = "the run before trained on 32 samples a step, this one trains on 48: the total of steps"
     assert (said in capsys.readouterr().out) == bool(noted)
+
+
+def test_a_snapshot_that_is_set_aside_is_noted_once(
+    attach: Any, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python prints warnings on stderr where a script sets up no logging."""
+    for damages in (True, False):
+        model, optimizer = model_and_optimizer()
+        run = attach(model, optimizer)
+        run.resume()
+        run.step_end(step(model, optimizer))
+        run.finish()
+        if damages:
+            capsys.readouterr()
+            next((tmp_path / "shared/checkpoints/job").glob("step-*/model.safetensors")).write_bytes(b"damaged")
+    said = "snapshot of step 1 is not used"
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    lines = [line for line in (*capsys.readouterr().out.splitlines(), *warnings) if said in line]
+    assert len(lines) == 1, lines
 
 
 class OnTheThirdGPU(nn.Module):

@@ -356,6 +356,9 @@ class Snapshots:
             event = self._schedule.saved(event)
         if event.result in ("failed", "skipped"):
             self._problem = event.message
-        log.log(logging.INFO if event.result in ("saved", "resumed") else logging.WARNING, "%s", event.message)
+        # Python prints warnings where a program sets up no logging; `on_event` prints what rank 0 has to say
+        is_printed = self._on_event is not None and (self._ranks.rank == 0 or event.result in ("reseeded", "set_aside"))
+        is_warning = event.result not in ("saved", "resumed") and not is_printed
+        log.log(logging.WARNING if is_warning else logging.INFO, "%s", event.message)
         if self._on_event is not None:
             self._on_event(event)
