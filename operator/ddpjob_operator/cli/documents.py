@@ -6,6 +6,7 @@ events, which builds nothing.
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from collections.abc import Iterator
@@ -109,18 +110,25 @@ def read_documents(name: str) -> list[Document]:
 
 def _read(name: str) -> str:
     try:
-        data = sys.stdin.read(MAX_BYTES + 1) if name == STDIN else _read_file(Path(name))
+        data = _read_stdin() if name == STDIN else _read_file(Path(name))
+        if len(data) > MAX_BYTES:
+            raise BadFile((f"{name}: is larger than {MAX_BYTES >> 20} MiB; name a YAML file with a {KIND}",))
+        return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadFile((f"{name}: {cause}; name a YAML file with a {KIND}",)) from error
-    if len(data) > MAX_BYTES:
-        raise BadFile((f"{name}: is larger than {MAX_BYTES >> 20} MiB; name a YAML file with a {KIND}",))
-    return data
 
 
-def _read_file(path: Path) -> str:
+def _read_stdin() -> bytes:
+    """As bytes: Python decodes standard input by the locale, and hides what is not text of it."""
+    if sys.stdin is None:  # closed, as by `<&-`
+        raise OSError(errno.EBADF, "standard input is closed")
+    return sys.stdin.buffer.read(MAX_BYTES + 1)
+
+
+def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1).decode("utf-8")
+        return file.read(MAX_BYTES + 1)
 
 
 def _not_yaml(name: str, text: str, error: yaml.YAMLError) -> str:

@@ -44,9 +44,27 @@ def test_each_reading_is_a_new_life_whatever_the_file_says(tmp_path: Path) -> No
     assert (first.status.phase, first.status.attempt) == (None, 0)
 
 
+def piped(data: bytes) -> io.TextIOWrapper:
+    """Standard input as Python has it in the locale C, where it can be read as text whatever it is."""
+    return io.TextIOWrapper(io.BytesIO(data), "ascii", "surrogateescape")
+
+
 def test_standard_input_is_read_for_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(MINIMAL))
+    monkeypatch.setattr("sys.stdin", piped(f"# für alle\n{MINIMAL}".encode()))
     assert read_job("-").job.name == "digits"
+
+
+@pytest.mark.parametrize(
+    ("stdin", "cause"),
+    [(piped(MINIMAL.encode("utf-16")), "not UTF-8 text"), (None, "standard input is closed")],
+    ids=["UTF-16", "closed"],
+)
+def test_standard_input_that_cannot_be_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, stdin: io.TextIOWrapper | None, cause: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(BadFile, match=f"^-: {cause}; name a YAML file"):
+        read_job("-")
 
 
 def test_every_problem_has_its_line(tmp_path: Path) -> None:

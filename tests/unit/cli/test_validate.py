@@ -178,7 +178,7 @@ def test_all_problems_of_all_files_are_told_at_once(tmp_path: Path, monkeypatch:
     first = written(tmp_path, job(nodes=0, args=["--epoch", "3"]), job("other"), name="a.yaml")
     second = written(tmp_path, job("other", podTemplate={"spec": {"containerz": []}}), name="b.yaml")
     third = written(tmp_path, job("other"), name="c.yaml")
-    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(job("piped"))))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(yaml.safe_dump(job("piped")).encode())))
     checked = check_files([first, second, third, "-", str(tmp_path / "none.yaml")])
     assert [(Path(name).name, one.name) for name, one in checked.valid] == [("a.yaml", "other"), ("-", "piped")]
     assert [problem.replace(f"{tmp_path}/", "") for problem in checked.problems] == [
