@@ -29,7 +29,10 @@ def _command() -> None:
     from ddpjob_operator.cli.main import main
 
     signal.signal(signal.SIGINT, handler)
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # while typer builds the commands; once one runs, typer itself ends it so
+        sys.exit(130)
 
 
 def _completion() -> None:

@@ -43,6 +43,19 @@ def test_it_knows_every_package_of_the_extra() -> None:
     assert [name.replace("-", "_") for name in asked] == list(PACKAGES)
 
 
+def interrupted(code: str, path: str, word: bytes) -> tuple[int, bytes]:
+    """Exit code and errors of a program that gets a Ctrl-C once it has written this word."""
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(len(word)) == word
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
 SLOW_MODULE = """
 import os, time
 os.write(1, b"importing")
@@ -52,12 +65,17 @@ time.sleep(600)
 
 def test_ctrl_c_while_modules_are_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(SLOW_MODULE)
-    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'operator'}"}
-    command = [sys.executable, "-c", "from ddpjob_operator.cli.start import main; main()"]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.read(len("importing")) == b"importing"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
-    assert errors == b""
+    code = "from ddpjob_operator.cli.start import main; main()"
+    assert interrupted(code, f"{tmp_path}:{ROOT / 'operator'}", b"importing") == (-signal.SIGINT, b"")
+
+
+SLOW_COMMANDS = """
+import os, time, typer
+typer.Typer.__call__ = lambda *_, **__: (os.write(1, b"building"), time.sleep(600))
+from ddpjob_operator.cli.start import main
+main()
+"""
+
+
+def test_ctrl_c_while_commands_are_built_ends_it_without_a_traceback() -> None:
+    assert interrupted(SLOW_COMMANDS, str(ROOT / "operator"), b"building") == (130, b"")
