@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,20 @@ from ddpjob_operator.tenancy import read
 def test_a_wrong_value_is_refused_by_name(values: Manifest, named: str) -> None:
     with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmError, match=named):
         chart.validate_schema(values)
+
+
+def test_a_chart_that_depends_on_this_one_may_switch_it_on_and_off(tmp_path: Path) -> None:
+    """Helm hands a condition such as `ddpjob-operator.enabled` to the chart that it switches, as a value."""
+    dependency = {"name": CHART.name, "version": "0.1.0", "condition": f"{CHART.name}.enabled"}
+    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(parent))
+    shutil.copytree(CHART, tmp_path / "charts" / CHART.name)
+    with helm.Chart.load(tmp_path) as chart:
+        texts = {
+            enabled: "".join(chart.render({CHART.name: {"enabled": enabled}}, name="platform", namespace="ml").values())
+            for enabled in (True, False)
+        }
+    assert ["kind: Deployment" in text for text in texts.values()] == [True, False]
 
 
 ALL_PARTS: Manifest = {
