@@ -20,11 +20,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "ddpjob-operator"
 KREW = ROOT / "manifests" / "krew"
 DIST = ROOT / "dist"
+IMAGES_NAMED = (
+    "manifests/base/deployment.yaml",
+    "manifests/samples/gpus.yaml",
+    "operator/ddpjob_operator/settings.py",
+    "operator/ddpjob_operator/core/values/job.py",
+)
+"""Files that name an image of this version."""
+_IMAGE = re.compile(r"(ddpjob-[a-z]+):([0-9A-Za-z.-]+?)(?:-cpu|-cuda)?(?![0-9A-Za-z.-])")
 
 
 def version(root: Path = ROOT) -> str:
@@ -44,9 +53,9 @@ def disagreements(tag: str, root: Path = ROOT) -> Iterator[str]:
         "Chart.yaml: version": chart["version"],
         "Chart.yaml: appVersion": chart["appVersion"],
     }
-    deployment = (root / "manifests/base/deployment.yaml").read_text()
-    for image, found in re.findall(r"(ddpjob-[a-z]+):([0-9.]+)", deployment):
-        named[f"manifests/base/deployment.yaml: {image}"] = found
+    for place in IMAGES_NAMED:
+        for image, found in _IMAGE.findall((root / place).read_text()):
+            named[f"{place}: {image}"] = found
     for place, found in named.items():
         if found != wanted:
             yield f"{place} says {found}, the tag {wanted}"
@@ -90,7 +99,7 @@ def package_plugin(into: Path) -> Path:
     The same files give the same bytes, whoever packs them and when.
     """
     name = version()
-    wheel = into / f"ddpjob-{name}-py3-none-any.whl"
+    wheel = into / f"ddpjob-{Version(name)}-py3-none-any.whl"  # its name has 0.2.0-rc.1 as 0.2.0rc1
     archive = into / f"kubectl-ddpjob-{name}.tar.gz"
     with (
         archive.open("wb") as raw,

@@ -16,12 +16,13 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-NAMING = ("pyproject.toml", "CHANGELOG.md", "charts/ddpjob-operator/Chart.yaml", "manifests/base/deployment.yaml")
+RELEASE = runpy.run_path(str(ROOT / "release" / "release.py"))
+NAMING = ("pyproject.toml", "CHANGELOG.md", "charts/ddpjob-operator/Chart.yaml", *RELEASE["IMAGES_NAMED"])
 
 
 @pytest.fixture(scope="module")
 def release() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "release" / "release.py"))
+    return RELEASE
 
 
 @pytest.fixture
@@ -53,6 +54,12 @@ def test_all_files_name_the_version_of_pyproject(release: dict[str, Any]) -> Non
             "ddpjob-trainer:0.0.9-cpu",
             ["manifests/base/deployment.yaml: ddpjob-trainer says 0.0.9, the tag 0.1.0"],
         ),
+        (
+            "operator/ddpjob_operator/settings.py",
+            "ddpjob-trainer:0.1.0-cpu",
+            "ddpjob-trainer:0.1.0-rc.2-cpu",
+            ["operator/ddpjob_operator/settings.py: ddpjob-trainer says 0.1.0-rc.2, the tag 0.1.0"],
+        ),
         ("CHANGELOG.md", "## [0.1.0] - ", "## [0.1.0] ", ["CHANGELOG.md has no section [0.1.0] with a date"]),
     ],
 )
@@ -63,6 +70,30 @@ def test_a_file_that_names_another_version_is_named(
     assert old in text
     (tree / file).write_text(text.replace(old, new))
     assert list(release["disagreements"]("v0.1.0", tree)) == said
+
+
+def test_a_release_candidate_is_a_version_as_any(release: dict[str, Any], tree: Path) -> None:
+    for name in NAMING:
+        (tree / name).write_text((tree / name).read_text().replace("0.1.0", "0.2.0-rc.1"))
+    assert list(release["disagreements"]("v0.2.0-rc.1", tree)) == []
+
+
+def test_the_plugin_of_a_release_candidate_has_the_wheel_by_its_own_name(
+    release: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(release["package_plugin"].__globals__, "version", lambda: "0.2.0-rc.1")
+    (tmp_path / "ddpjob-0.2.0rc1-py3-none-any.whl").write_text("wheel")  # as pip builds it
+    assert release["package_plugin"](tmp_path).name == "kubectl-ddpjob-0.2.0-rc.1.tar.gz"
+
+
+def test_a_release_candidate_is_not_published_as_the_latest_release() -> None:
+    steps = yaml.safe_load((ROOT / ".github/workflows/release.yaml").read_text())["jobs"]["release"]["steps"]
+    (made,) = [step["run"] for step in steps if "gh release create" in step.get("run", "")]
+    code = f'gh() {{ echo "$@"; }}; {made[made.index("prerelease=") :]}'
+    for tag, marked in (("v0.2.0-rc.1", True), ("v0.2.0", False)):
+        env = {"GITHUB_REF_NAME": tag}
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], env=env, capture_output=True, text=True)
+        assert (done.returncode, "--prerelease" in done.stdout) == (0, marked), done.stderr
 
 
 def test_the_notes_are_the_section_of_one_version(release: dict[str, Any], tmp_path: Path) -> None:
