@@ -14,6 +14,7 @@ from tests.packaging.chart import (
     ALL_OPTIONS,
     CHART,
     Manifest,
+    documents,
     everything,
     of_kind,
     operator_of,
@@ -78,6 +79,17 @@ def test_a_chart_that_depends_on_this_one_may_switch_it_on_and_off(tmp_path: Pat
             for enabled in (True, False)
         }
     assert ["kind: Deployment" in text for text in texts.values()] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["123", "1e3", "0x1f"])
+def test_labels_are_text_whatever_the_release_is_called(name: str) -> None:
+    """An ApplicationSet of Argo CD may name them by the numbers of pull requests."""
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render(ALL_OPTIONS, name=name, namespace="ddpjob-system")
+    manifests = [item for file, text in texts.items() if not file.endswith("NOTES.txt") for item in documents(text)]
+    assert {item["metadata"]["labels"]["app.kubernetes.io/instance"] for item in manifests} == {name}
+    selector = of_kind("Deployment", manifests)[0]["spec"]["selector"]["matchLabels"]
+    assert selector["app.kubernetes.io/instance"] == name
 
 
 ALL_PARTS: Manifest = {

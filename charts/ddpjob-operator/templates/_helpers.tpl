@@ -14,7 +14,7 @@
 
 {{- define "ddpjob.selector" -}}
 app.kubernetes.io/name: ddpjob-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "ddpjob.labels" -}}
@@ -182,5 +182,5 @@ a version: they are served since 1.30. */}}
 
 {{- define "ddpjob.dashboardSelector" -}}
 app.kubernetes.io/name: ddpjob-dashboard
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
