@@ -92,6 +92,12 @@ def test_labels_are_text_whatever_the_release_is_called(name: str) -> None:
     assert selector["app.kubernetes.io/instance"] == name
 
 
+def test_global_pull_secrets_may_be_names_as_other_charts_of_a_parent_want_them() -> None:
+    values = {"global": {"imagePullSecrets": ["mirror", {"name": "other"}]}, "imagePullSecrets": [{"name": "mirror"}]}
+    pod = of_kind("Deployment", rendered(values))[0]["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "mirror"}, {"name": "other"}]
+
+
 ALL_PARTS: Manifest = {
     "replicaCount": 2,
     "metrics": {"authentication": True, "tls": {"secretName": "tls"}},

@@ -89,7 +89,11 @@ helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
 {{- define "ddpjob.imagePullSecrets" -}}
-{{- with concat (default list .Values.global.imagePullSecrets) (default list .Values.imagePullSecrets) | uniq -}}
+{{- $secrets := list -}}
+{{- range concat (default list .Values.global.imagePullSecrets) (default list .Values.imagePullSecrets) -}}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) -}}
+{{- end -}}
+{{- with uniq $secrets -}}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
