@@ -10,11 +10,20 @@
 `Job` blocks, also in a notebook; `AsyncJob` has the same methods for asyncio. It needs the extra `cli`.
 """
 
-from ddpjob.definition import DDPJob
-from ddpjob.handle import AsyncJob, JobFailed
-from ddpjob.sync import Job
-from ddpjob_operator.follow.volume_snapshots import Snapshot
-from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.submit.check import BadJob
+import sys
+
+try:
+    from ddpjob.definition import DDPJob
+    from ddpjob.handle import AsyncJob, JobFailed
+    from ddpjob.sync import Job
+    from ddpjob_operator.follow.volume_snapshots import Snapshot
+    from ddpjob_operator.runtime.errors import ApiError
+    from ddpjob_operator.submit.check import BadJob
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("ddpjob"):
+        raise
+    raise ModuleNotFoundError(
+        f"{error.name}: not installed for {sys.executable}; pip install 'ddpjob[cli]'", name=error.name
+    ) from None
 
 __all__ = ["ApiError", "AsyncJob", "BadJob", "DDPJob", "Job", "JobFailed", "Snapshot"]

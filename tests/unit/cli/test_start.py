@@ -33,6 +33,15 @@ def test_without_the_extra_a_program_says_what_to_install(name: str) -> None:
     assert done.stderr == f"error: typer: not installed for {sys.executable}; pip install 'ddpjob[cli]'\n"
 
 
+def test_without_the_extra_the_python_client_says_what_to_install() -> None:
+    code = "import sys; sys.modules['rich'] = None; from ddpjob import DDPJob"
+    env = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ModuleNotFoundError: rich")
+    assert said.endswith(f": not installed for {sys.executable}; pip install 'ddpjob[cli]'")
+
+
 def test_another_module_that_is_missing_is_a_fault_of_ours() -> None:
     done = program(PROJECT["scripts"]["ddpjob"], "ddpjob_operator.settings", "--version")
     assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (1, "ModuleNotFoundError")
