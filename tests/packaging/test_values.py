@@ -37,6 +37,7 @@ from ddpjob_operator.tenancy import read
         ({"crd": {"install": False}}, "crd"),
         ({"global": {"imageRegistry": "https://registry.example"}}, "imageRegistry"),
         ({"extraEnv": {"A": "b"}}, "extraEnv"),
+        ({"extraEnv": [{"name": "A", "value": 1}]}, "extraEnv/0/value"),
         ({"extraVolumeMounts": [{"name": "ca"}]}, "mountPath"),
         ({"podDisruptionBudget": {"maxUnavailable": 0}}, "maxUnavailable"),
         ({"topologySpreadConstraints": [{"maxSkew": 1}]}, "topologyKey"),
