@@ -271,6 +271,13 @@ def main() -> None:
     called_as = Path(sys.argv[0]).name
     try:
         app(prog_name="kubectl ddpjob" if called_as.startswith("kubectl") else "ddpjob")
+    except FileNotFoundError:
+        from ddpjob_operator.local.volume import folder_is_gone
+
+        if not folder_is_gone():
+            raise
+        print("error: the folder that you are in has been deleted; cd to one that exists", file=sys.stderr)
+        sys.exit(2)
     except SystemExit as end:
         if (problem := unwritten()) is not None:
             print(f"error: cannot write to standard output: {problem.strerror}", file=sys.stderr)

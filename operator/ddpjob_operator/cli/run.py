@@ -24,6 +24,7 @@ from ddpjob_operator.local.runner import Outcome, Runner
 from ddpjob_operator.local.volume import (
     VolumeError,
     created_after_others,
+    folder_is_gone,
     has_written_files,
     lock_job,
     log_tail,
@@ -63,6 +64,8 @@ def run(submission: Submission, shared: Path, chaos: str | None, logs: Logs = Lo
     except VolumeError as error:
         return _refuse(str(error))
     except OSError as error:
+        if folder_is_gone():
+            raise
         print(f"error: {job.name} stopped: {error}; fix this and run the command again", file=sys.stderr)
         return FAILED
 

@@ -55,6 +55,15 @@ def open_shared(folder: Path) -> Path:
     return shared
 
 
+def folder_is_gone() -> bool:
+    """Whether the working directory has been deleted: no relative path means anything there, not even as absolute()."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
 def pod_log(shared: Path, job: str, pod: str) -> Path:
     """Where the output of a pod's processes goes."""
     return shared / "logs" / job / "pods" / f"{pod}.log"

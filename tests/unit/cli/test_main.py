@@ -193,3 +193,19 @@ def test_output_that_cannot_be_written_is_one_error(tmp_path: Path, file: str, c
     *_, last = done.stderr.splitlines()
     assert last == "error: cannot write to standard output: No space left on device"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "JOB"], ["submit", "train.py", "--dry-run"], ["why", "digits", "--shared", "."]], ids=" ".join
+)
+def test_a_folder_that_was_deleted_under_its_user_is_named(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", "from ddpjob_operator.cli.start import main; main()", *arguments]
+    script = 'rmdir "$PWD"; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *(str(tmp_path / "job.yaml") if word == "JOB" else word for word in command)],
+        cwd=tmp_path / "gone", env=os.environ | {"PYTHONPATH": str(ROOT / "operator")}, capture_output=True, text=True,
+    )  # fmt: skip
+    said = "error: the folder that you are in has been deleted; cd to one that exists\n"
+    assert (done.returncode, done.stderr) == (2, said)
