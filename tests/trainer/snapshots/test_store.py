@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,15 @@ def test_a_disk_error_anywhere_leaves_the_old_snapshot_and_no_litter(volume: Any
     assert volume.reader().newest_valid().step == 1
     if operation != "fsync":
         assert volume.names() == {volume.step(1).name}
+
+
+def test_where_the_last_snapshot_cannot_be_saved_nobody_is_promised_that_training_goes_on(volume: Any) -> None:
+    store = volume.writer()
+    last = replace(volume.save(store, 1), step=2, kind="final")
+    store.disk.create = failing(errno.EIO)
+    with pytest.raises(SnapshotError, match=r"step 2 was not saved .* are intact; ") as raised:
+        store.save(lambda folder: store.disk.create(folder / "model.safetensors", [b"2"]), last, expected_bytes=1)
+    assert "training goes on" not in str(raised.value)
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class SnapshotStore:
             raise
         except Exception as error:
             self._discard(temporary)
-            raise self._explained(error, manifest.step, expected_bytes, fence) from error
+            raise self._explained(error, manifest, expected_bytes, fence) from error
         self._retain(self.keep, spare=manifest.step)
         return saved
 
@@ -116,7 +116,7 @@ class SnapshotStore:
             self.disk.remove_tree(temporary)
             self.disk.make_directory(temporary)
         except OSError as error:
-            raise self._explained(error, manifest.step, 0, self._writer()) from error
+            raise self._explained(error, manifest, 0, self._writer()) from error
         return temporary
 
     def commit(self, temporary: Path, manifest: Manifest) -> Manifest:
@@ -133,7 +133,7 @@ class SnapshotStore:
             raise
         except Exception as error:
             self._discard(temporary)
-            raise self._explained(error, manifest.step, 0, self._writer()) from error
+            raise self._explained(error, manifest, 0, self._writer()) from error
         if existing is not None:
             self._discard(temporary)
         self._retain(self.keep, spare=manifest.step)
@@ -234,7 +234,7 @@ class SnapshotStore:
             return None
         return manifest
 
-    def _explained(self, error: Exception, step: int, expected_bytes: int, fence: Fence) -> Exception:
+    def _explained(self, error: Exception, manifest: Manifest, expected_bytes: int, fence: Fence) -> Exception:
         # A newer attempt clears away our temporary: then being fenced is the cause, and the missing file only its sign.
         try:
             fence.check()
@@ -244,16 +244,17 @@ class SnapshotStore:
             pass
         if isinstance(error, SnapshotError):
             return error
-        what = f"snapshot of step {step} was not saved to {self.directory}"
+        what = f"snapshot of step {manifest.step} was not saved to {self.directory}"
+        goes_on = " and training goes on" if manifest.kind == "periodic" else ""  # others are saved when it ends
         if self._is_full(error, expected_bytes):
             free = self._free_bytes()
             known = f"{_mib(free)} free, " if free != UNKNOWN_BYTES else ""
             return SnapshotError(
                 f"{what}: the volume is full ({known}{_mib(expected_bytes + _SLACK)} needed). The snapshots "
-                "before it are intact and training goes on; enlarge the volume or lower snapshots.keep"
+                f"before it are intact{goes_on}; enlarge the volume or lower snapshots.keep"
             )
         return SnapshotError(
-            f"{what}: {error or type(error).__name__}. The snapshots before it are intact and training goes on; "
+            f"{what}: {error or type(error).__name__}. The snapshots before it are intact{goes_on}; "
             "check that the volume is mounted and writable"
         )
 
