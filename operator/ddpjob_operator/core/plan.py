@@ -46,14 +46,15 @@ def plan(job: Job, observed: Observed, now: datetime, defaults: Defaults) -> Pla
         return Plan(job.status, releases_of_deleted_job(observed.pods))  # owner references clean up
     look = Look(clamp_to_bounds(job, defaults.bounds), observed, now, defaults, job.status)
     if job.status.is_final:
-        return with_releases(look, plan_finished(look))
+        decided = with_releases(look, plan_finished(look))
+        return replace(decided, status=transitions.observed(decided.status, job.generation))
     adopted = transitions.adopt_attempt(look)
     ended, found = with_late_cause(with_ends(with_report(adopted)))
     # what follows from a cause is decided once that is on record: a restart is taken back before another one is counted
     decided = with_releases(look, Plan(ended.status, requeue_after=0.0) if found else _by_stage(ended))
     if observed.problem is not None and observed.problem.final:
         decided = replace(decided, actions=tuple(action for action in decided.actions if not creates(action)))
-    status = _with_ledger(job, decided.status, observed, now)
+    status = transitions.observed(_with_ledger(job, decided.status, observed, now), job.generation)
     events = (*found, *decided.events, *warnings(job.status, status))
     if not any(event.type == "Warning" for event in decided.events):  # which says the same, as GangReleased does
         events = (*events, *degraded_events(job.status, status))

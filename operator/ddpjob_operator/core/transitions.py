@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, Internal, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.changes import transitioned, with_gang_record, with_replacements
+from ddpjob_operator.core.values.changes import transitioned, with_gang_record, with_generation, with_replacements
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import LABEL_UID
@@ -272,6 +272,16 @@ def refuse_spec(status: DDPJobStatus, message: str, now: datetime, generation: i
 def report_internal_error(status: DDPJobStatus, message: str, now: datetime, generation: int) -> DDPJobStatus:
     """The operator itself failed on this job."""
     return _degraded_without_look(status, Problem("InternalError", message), now, generation)
+
+
+def observed(status: DDPJobStatus, generation: int) -> DDPJobStatus:
+    """`status` as decided from this generation of the spec. `kubectl wait` takes no condition for met that is of an
+    older one, and Flux no object for settled.
+    """
+    current = all(condition.observed_generation == generation for condition in status.conditions)
+    if current and status.observed_generation in (None, generation):
+        return status
+    return with_generation(status, generation)
 
 
 def degrade(look: Look, problem: Problem) -> Look:

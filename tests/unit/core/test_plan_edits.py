@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from builders import (
+    NOW,
     failed,
     in_phase,
     make_job,
@@ -68,6 +69,17 @@ def test_what_may_change_while_running_disturbs_nothing() -> None:
     assert decided.actions == ()
     assert decided.status.conditions == ()
     assert decided.status.observed_generation == 2
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.SUSPENDED, Phase.SUCCEEDED, Phase.FAILED])
+def test_every_condition_is_of_the_generation_that_was_looked_at(phase: Phase) -> None:
+    """`kubectl wait` and Flux take none for met that is older."""
+    held = cond.Update(cond.SCHEDULED, True, "AllScheduled")
+    before = in_phase(phase, conditions=cond.set_condition((), held, NOW, 1))
+    job = edited(before, suspend=phase is Phase.SUSPENDED, restart={"maxRestarts": 99})
+    decided = look(job, seen(*GANG) if phase is Phase.RUNNING else seen())
+    assert {item.observed_generation for item in decided.status.conditions} == {2}
+    assert (decided.status.phase, decided.status.observed_generation, decided.actions) == (phase, 2, ())
 
 
 OFTENER = {"snapshots": {"every": "5steps"}}

@@ -72,7 +72,9 @@ def plan_refused(look: Look, refused: Refused) -> Plan:
 
 
 def plan_finished(look: Look) -> Plan:
-    """What to do about a job that has Succeeded or Failed. Its status never changes again."""
+    """What to do about a job that has Succeeded or Failed. Its status never changes again, but for the generation that
+    it is of.
+    """
     left = seconds_to_live(look)
     if left is not None and left <= 0:
         return Plan(look.status, (DeleteJob(look.job.uid),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.transitions import INVALID_SPEC, refuse_spec, report_internal_error
+from ddpjob_operator.core.transitions import INVALID_SPEC, observed, refuse_spec, report_internal_error
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import Problem
 
@@ -19,7 +19,7 @@ def plan_invalid_spec(status: DDPJobStatus, problems: tuple[str, ...], now: date
     if status.is_final:
         return Plan(status)
     message = "; ".join(problems)
-    after = refuse_spec(status, message, now, generation)
+    after = observed(refuse_spec(status, message, now, generation), generation)
     failed = (Event("Warning", INVALID_SPEC, message),) if after.phase is Phase.FAILED else ()
     return Plan(after, events=failed)
 

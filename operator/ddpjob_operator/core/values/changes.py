@@ -76,6 +76,13 @@ def transitioned(status: DDPJobStatus, **fields: Unpack[Owned]) -> DDPJobStatus:
     return status.model_copy(update=dict(fields))
 
 
+def with_generation(status: DDPJobStatus, generation: int) -> DDPJobStatus:
+    """`status` and its conditions as of another generation of the spec. For `core.transitions` alone."""
+    update = {"observed_generation": generation}
+    conditions = tuple(condition.model_copy(update=update) for condition in status.conditions)
+    return transitioned(status, conditions=conditions, observed_generation=generation)
+
+
 def with_ledger(
     status: DDPJobStatus, goodput: Goodput, reported_seconds: dict[str, float], unresolved: UnresolvedSteps | None
 ) -> DDPJobStatus:
