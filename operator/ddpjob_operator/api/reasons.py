@@ -94,13 +94,14 @@ STATES = (
         "InvalidSpec",
         "Failed=True, Degraded=True",
         "The spec is invalid. A running job continues with the previous spec.",
-        "Correct the fields that the message names.",
+        "Correct the fields that the message names. Failed=True: delete the job, then apply it again.",
     ),
     Reason(
         "BeyondBounds",
         "Failed=True, Degraded=True",
         "The job exceeds a bound of the administrator.",
-        "Lower the value that the message names, or ask the administrator.",
+        "Lower the value that the message names, or ask the administrator. Failed=True: delete the job, then apply it "
+        "again.",
     ),
     Reason(
         "InternalError",

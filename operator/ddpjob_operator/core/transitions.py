@@ -264,7 +264,7 @@ def refuse_spec(status: DDPJobStatus, message: str, now: datetime, generation: i
             time=now,
             reason=INVALID_SPEC,
             message=message,
-            advice="Correct the spec and apply the job again.",
+            advice="Correct the spec, delete the job and apply it again: no edit starts one that has ended.",
         ),
     )
 
