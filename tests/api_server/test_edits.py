@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.api_server.conftest import StartOperator
 from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
 
@@ -53,6 +54,27 @@ async def test_a_job_goes_on_as_before_an_edit_that_cannot_be_understood(cluster
     await cluster.edit_job(restart={"rules": None})
     await cluster.condition("Degraded", "AsExpected")
     await cluster.ends(*again)
+    await cluster.phase_is("Succeeded")
+
+
+async def test_an_operator_that_only_knows_a_job_with_an_unreadable_rule_brings_it_to_its_end(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    first = await start_operator()
+    await cluster.apply_job(restart={"backoff": {"initialSeconds": 0}})
+    pods = await running(cluster)
+    await cluster.edit_job(restart={"rules": [{"messagePattern": "(", "action": "Fail"}]})
+    await cluster.condition("Degraded", "InvalidSpec")
+    await first.stop()
+    await start_operator()
+
+    async def said() -> bool:
+        conditions = {item["type"]: item for item in (await cluster.status())["conditions"]}
+        return str(conditions["Degraded"]["message"]).endswith("; the job goes on without rules that cannot be read")
+
+    await eventually_async(said, "the next operator says what it does")
+    await cluster.ends(pods[0], code=1)
+    await cluster.ends(*await running(cluster, attempt=1))
     await cluster.phase_is("Succeeded")
 
 

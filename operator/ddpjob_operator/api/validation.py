@@ -207,6 +207,11 @@ def _pattern_problem(spec: DDPJobSpec) -> str | None:
     return None
 
 
+def is_pattern(text: str) -> bool:
+    """Whether `text` can be the pattern of a restart rule."""
+    return not _compile_error(text)
+
+
 @lru_cache(maxsize=4096)
 def _compile_error(pattern: str) -> str:
     """Why RE2 refuses a pattern; empty if it does not. Kept, since every look at a job asks again."""

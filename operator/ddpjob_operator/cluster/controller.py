@@ -27,7 +27,12 @@ from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, Unanswered, change_between
 from ddpjob_operator.core.ledger.notification import end_event, is_pending, recorded_notification
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec, unparsable_edit
+from ddpjob_operator.core.stages.invalid_spec import (
+    broken_rules,
+    plan_internal_error,
+    plan_invalid_spec,
+    unparsable_edit,
+)
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import TOO_LARGE, Defaults, Job, Problem
 from ddpjob_operator.core.values.observed import Observed
@@ -37,7 +42,15 @@ from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder, Subject
 from ddpjob_operator.runtime.leader import Leader
 from ddpjob_operator.runtime.webhook import Webhook
-from ddpjob_operator.wire.jobs import InvalidJob, has_patterns, is_left_to_another, job_of, parse_job, parse_status
+from ddpjob_operator.wire.jobs import (
+    InvalidJob,
+    has_patterns,
+    is_left_to_another,
+    job_of,
+    parse_job,
+    parse_status,
+    without_broken_rules,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -190,11 +203,15 @@ class Controller:
             last = self._last[key] = _LastPass(obj["metadata"]["uid"])
         try:
             job = await _aside(obj, lambda: parse_job(obj))
+            last.spec = job.spec
         except InvalidJob as error:
-            if last.spec is None:
+            if last.spec is not None:
+                job = replace(job_of(obj, last.spec), rejected_edit=unparsable_edit(error.problems))
+            elif (sound := await _aside(obj, lambda: without_broken_rules(obj))) is not None:
+                job = replace(sound, rejected_edit=broken_rules(error.problems))
+            else:
                 return self._counted(_View(key, obj, last, None, error.problems))
-            job = replace(job_of(obj, last.spec), rejected_edit=unparsable_edit(error.problems))
-        last.spec, last.status = job.spec, job.status
+        last.status = job.status
         return self._counted(_View(key, obj, last, job))
 
     def _counted(self, view: _View) -> _View:

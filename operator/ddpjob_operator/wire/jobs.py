@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import CONTROLLER_NAME, LONGEST_OWNER, OWNER_ANNOTATION, DDPJobSpec
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.validation import is_pattern
 from ddpjob_operator.api.validation import problems as rule_problems
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.wire.objects import Object, is_bounded, parse_time
@@ -274,8 +275,34 @@ def is_left_to_another(obj: Object) -> bool:
 
 def has_patterns(obj: Object) -> bool:
     """Whether a DDPJob has patterns of its author's, which take long to compile and to match. Any object will do."""
+    return any(_pattern(rule) is not None for rule in _rules(obj))
+
+
+def without_broken_rules(obj: Object) -> Job | None:
+    """A DDPJob without the restart rules whose pattern cannot be read, if it has begun and is sound otherwise.
+
+    They may come with an edit, or with an operator that reads fewer patterns than the one before. The job must not be
+    left without an operator for them.
+    """
+    if (obj.get("status") or {}).get("phase") in (None, Phase.PENDING):
+        return None
+    rules = _rules(obj)
+    sound = [rule for rule in rules if not isinstance(text := _pattern(rule), str) or is_pattern(text)]
+    if len(sound) == len(rules):
+        return None
+    restart = {**obj["spec"]["restart"], "rules": sound}
+    try:
+        return parse_job({**obj, "spec": {**obj["spec"], "restart": restart}})
+    except InvalidJob:
+        return None
+
+
+def _rules(obj: Object) -> list[Any]:
     found: Any = obj
     for name in ("spec", "restart", "rules"):
         found = found.get(name) if isinstance(found, Mapping) else None
-    rules = found if isinstance(found, list) else ()
-    return any(isinstance(rule, Mapping) and rule.get("messagePattern") is not None for rule in rules)
+    return found if isinstance(found, list) else []
+
+
+def _pattern(rule: Any) -> Any:
+    return rule.get("messagePattern") if isinstance(rule, Mapping) else None

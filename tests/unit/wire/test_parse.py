@@ -13,7 +13,7 @@ import yaml
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitFailure, PodPhase, PodView, Termination
 from ddpjob_operator.wire import pods
-from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status
+from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status, without_broken_rules
 from ddpjob_operator.wire.objects import parse_time
 
 
@@ -417,6 +417,23 @@ def test_a_status_loses_what_this_version_cannot_read_and_nothing_else(
     whole = {"phase": "Running", "attempt": 3, "restarts": 2, "conditions": [CONDITION], "snapshot": None}
     read = parse_status(whole | spoilt)
     assert read == DDPJobStatus.model_validate(whole).model_copy(update=lost)
+
+
+@pytest.mark.parametrize(
+    ("phase", "kept"), [(None, None), ("Pending", None), ("Running", [3]), ("Suspended", [3]), ("Succeeded", [3])]
+)
+def test_a_job_that_has_begun_can_do_without_a_rule_that_cannot_be_read(phase: str | None, kept: list[int]) -> None:
+    rules = [{"messagePattern": "(", "action": "Fail"}, {"exitCodes": [3], "action": "Fail"}]
+    found = without_broken_rules(obj({"restart": {"rules": rules, "maxRestarts": 4}}, status={"phase": phase}))
+    assert (found and [*found.spec.restart.rules[0].exit_codes]) == kept
+    assert found is None or (len(found.spec.restart.rules), found.spec.restart.max_restarts) == (1, 4)
+
+
+def test_any_other_mistake_stays_one() -> None:
+    running = {"phase": "Running"}
+    assert without_broken_rules(obj({"restart": {"rules": [{"exitCodes": [3]}]}}, status=running)) is None
+    rules = [{"messagePattern": "(", "action": "Fail"}]
+    assert without_broken_rules(obj({"nodes": 0, "restart": {"rules": rules}}, status=running)) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ def plan_invalid_spec(status: DDPJobStatus, problems: tuple[str, ...], now: date
     """Failed, with every problem in the condition's message, and nothing is created.
 
     A job that already has a gang keeps it: an edit that cannot be parsed is no reason to stop training. Where the spec
-    before the edit is known the job goes on by that (`unparsable_edit`).
+    before the edit is known the job goes on by that (`unparsable_edit`), and without restart rules that alone cannot be
+    read where it is not (`broken_rules`).
     """
     if status.is_final:
         return Plan(status)
@@ -27,6 +28,11 @@ def plan_invalid_spec(status: DDPJobStatus, problems: tuple[str, ...], now: date
 def unparsable_edit(problems: tuple[str, ...]) -> Problem:
     """An edit that cannot be parsed, while the job goes on by the spec that it had before."""
     return Problem(INVALID_SPEC, f"{'; '.join(problems)}; the job keeps running with the previous spec")
+
+
+def broken_rules(problems: tuple[str, ...]) -> Problem:
+    """Restart rules that cannot be read, of a job whose spec before them is not known."""
+    return Problem(INVALID_SPEC, f"{'; '.join(problems)}; the job goes on without rules that cannot be read")
 
 
 def plan_internal_error(status: DDPJobStatus, error: Exception, now: datetime, generation: int) -> Plan:
