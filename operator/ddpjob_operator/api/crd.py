@@ -107,6 +107,9 @@ def crd() -> dict[str, Any]:
 
 def _root() -> Schema:
     spec = structural(DDPJobSpec)
+    rules = _at(spec, ("restart", "rules"))
+    rules["items"] = _without_defaults(rules["items"])  # what clients compare as a whole differs with each of them;
+    # those of initializers stay, in which a job that is stored with them could not be applied again: they are immutable
     for rule in (rule for rule in BETWEEN_FIELDS if rule.cel):
         _at(spec, rule.path).setdefault("x-kubernetes-validations", []).append(
             {"rule": rule.cel, "message": rule.message}
@@ -196,7 +199,7 @@ def _resolved(node: Schema, definitions: dict[str, Schema]) -> Schema:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """Remove defaults, so that the API server never fills in status fields that the operator did not write."""
+    """Remove defaults, so that the API server never fills in fields that nobody wrote."""
     nested = {key: _without_defaults(value) for key, value in schema.get("properties", {}).items()}
     kept = {key: value for key, value in schema.items() if key != "default"}
     if nested:

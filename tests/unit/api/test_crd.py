@@ -135,6 +135,12 @@ def without_nulls(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def test_no_server_adds_defaults_to_a_restart_rule() -> None:
+    """Clients compare lists as a whole: `kubectl apply` and Argo CD would find a difference in the same YAML."""
+    fields = SPEC["properties"]["restart"]["properties"]["rules"]["items"]["properties"]
+    assert [name for name, field in fields.items() if "default" in field] == []
+
+
 def test_the_servers_defaults_are_the_models() -> None:
     plain = without_nulls(DDPJobSpec().model_dump(mode="json", by_alias=True))
     assert {name: field["default"] for name, field in SPEC["properties"].items() if "default" in field} == plain
