@@ -76,6 +76,23 @@ def test_a_run_goes_on_while_no_log_can_be_written_and_says_so_once(
     assert steps(small / "logs" / "digits" / "events.jsonl") == list(range(201))
 
 
+def test_a_log_that_is_closed_again_when_no_thread_begins_any_more_is_written_and_says_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = RunLog(job(tmp_path), World())
+    log.event("finished", step=1)
+    log.close()
+
+    def refused(thread: threading.Thread) -> None:  # as Python 3.12 has it once exit handlers run
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    log.event("late", step=2)
+    log.close()
+    assert capsys.readouterr().err == ""
+    assert steps(tmp_path / "logs" / "digits" / "events.jsonl") == [1, 2]
+
+
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A volume on which no line is written, and no file made durable, until the event is set."""

@@ -31,8 +31,9 @@ class LogThread:
         self._thread: threading.Thread | None = None
 
     def do(self, job: Callable[[], None]) -> bool:
-        """Have `job` done; False if so many wait that this one is left out."""
-        self._start()
+        """Have `job` done; False if so many wait that this one is left out, or the process ends."""
+        if not self._starts():
+            return False
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
@@ -42,7 +43,9 @@ class LogThread:
     def close(self, last: Callable[[], None], *, timeout: float) -> bool:
         """Do what waits and then `last`; False if that took longer than `timeout` seconds and was given up."""
         deadline = time.monotonic() + timeout
-        self._start()
+        if not self._starts():
+            _done(last)
+            return True
         assert self._thread is not None
         try:
             for job in (last, None):
@@ -55,18 +58,28 @@ class LogThread:
         self._thread = None
         return True
 
-    def _start(self) -> None:
+    def _starts(self) -> bool:
+        """Whether the thread runs now; not if it would begin only when exit handlers run, since Python 3.12."""
         if self._thread is None:
             # A daemon: a volume that hangs must not keep the process from ending.
-            self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="logs", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+        return True
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except Exception as error:
-                _to_stderr(f"a log is not written: {type(error).__name__}: {error}")
+            _done(job)
+
+
+def _done(job: Callable[[], None]) -> None:
+    try:
+        job()
+    except Exception as error:
+        _to_stderr(f"a log is not written: {type(error).__name__}: {error}")
 
 
 class WriteErrors:
