@@ -140,6 +140,22 @@ def test_a_live_pod_that_was_stopped_has_left_unless_its_ranks_say_that_all_stop
     assert (cause.exit_code, cause.reason) == (143, reason)
 
 
+@pytest.mark.parametrize(
+    ("rank", "snapshot", "saved"),
+    [
+        (0, None, "; there is no snapshot"),
+        (0, {"step": 10}, "; the snapshot of step 10 is saved"),
+        (2, {"step": 12}, "; the snapshot of step 12 is saved"),
+        (2, None, ""),
+    ],
+)
+def test_only_the_pod_of_rank_0_says_that_there_is_no_snapshot(rank, snapshot, saved):
+    beat = {"rank": rank, "localRank": 0, "phase": "train", "step": 12, "snapshot": snapshot}
+    known = {"failures": [failure(rank, -15)], "stop_requested": True, "heartbeats": [beat]}
+    cause = find_cause(ExitEvidence(wall=100, procs=1, nodes=3, started=1, **known))
+    assert cause.message == f"stopped by SIGTERM after step 12{saved}"
+
+
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation")
 
 

@@ -128,14 +128,18 @@ def _completed(evidence: ExitEvidence) -> ExitCause:
 
 def _preempted(evidence: ExitEvidence) -> ExitCause:
     snapshot = progress(evidence.heartbeats)["snapshot"]
-    saved = f"the snapshot of step {snapshot['step']} is saved" if snapshot else "there is no snapshot"
+    saved = "; there is no snapshot"
+    if snapshot:
+        saved = f"; the snapshot of step {snapshot['step']} is saved"
+    elif evidence.heartbeats and evidence.heartbeats[0]["rank"] != 0:
+        saved = ""  # only the pod of rank 0 knows of those before
     late = f"; {len(evidence.killed)} ranks did not stop in time and were killed" if evidence.killed else ""
     has_left = _has_left(evidence)
     reason = "Left" if has_left else "Preempted"
     if not evidence.started:
         return ExitCause(EXIT_PREEMPTED, reason, "stopped by SIGTERM before any rank had started")
-    rest = "the other ranks go on without this pod" if has_left else saved
-    message = f"stopped by SIGTERM{_after(evidence.heartbeats, None)}; {rest}{late}"
+    rest = "; the other ranks go on without this pod" if has_left else saved
+    message = f"stopped by SIGTERM{_after(evidence.heartbeats, None)}{rest}{late}"
     return ExitCause(EXIT_PREEMPTED, reason, message)
 
 
