@@ -8,10 +8,15 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.waiting import eventually
 from tests.trainer.launch.conftest import Pod, StartPod
 from tests.trainer.launch.test_live_recovery import KILLED_AFTER, assert_went_on, losses
 from tests.trainer.live.pods import PATH, events, live_environment
+
+from ddp_trainer.train.live import SHARDS_SINCE
+
+pytestmark = pytest.mark.skipif(torch.__version__ < SHARDS_SINCE, reason=f"needs PyTorch {SHARDS_SINCE}")
 
 STEPS = 60
 AFTER = 5
