@@ -93,6 +93,17 @@ def test_batches_do_not_go_on_with_another_global_batch(attach_live: Attach) -> 
     assert run.samples == 10
 
 
+@pytest.mark.parametrize(("samples", "is_said"), [(10, False), (8, True)])
+def test_batches_of_another_data_set_than_that_of_the_snapshot_are_said(
+    attach_live: Attach, capsys: pytest.CaptureFixture[str], samples: int, is_said: bool
+) -> None:
+    Loop(attach_live).train(until=4).run.finish()
+    loop = Loop(attach_live)
+    next(loop.run.batches(samples))
+    said = "the run before trained on 14 samples in 4 steps; with run.batches(8) they would have been 16"
+    assert (said in capsys.readouterr().out) == is_said
+
+
 def test_a_stop_ends_the_batches_after_a_step_that_is_saved(attach_live: Attach) -> None:
     loop = Loop(attach_live).train(until=2)
     loop.run._steps._stop.raised = True

@@ -57,6 +57,11 @@ class BatchPlan:
         generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
         return torch.randperm(self.samples, generator=generator, device="cpu")[: self.samples_per_epoch]
 
+    def samples_of(self, steps: int) -> int:
+        """How many samples the first steps of a run are on."""
+        epoch, number = divmod(steps, self.steps_per_epoch)
+        return epoch * self.samples_per_epoch + number * self.global_batch
+
     def batches(self, epoch: int, offset: int = 0) -> Iterator[Tensor]:
         """The global batches of an epoch that come after its first `offset` samples."""
         order = self.order(epoch) if self.shuffle else None

@@ -174,6 +174,8 @@ class LiveRun(Run):
                 "your own, or train under another job name to start anew"
             )
         plan = BatchPlan(samples, self._global_batch, seed, shuffle=shuffle)
+        if before and self.samples != plan.samples_of(self.step):
+            self._note_other_data(plan)
         while not self._is_over:
             epoch, number = divmod(self.step, plan.steps_per_epoch)
             for batch in plan.batches(epoch, number * plan.global_batch):
@@ -187,6 +189,16 @@ class LiveRun(Run):
                     )
                 if self._is_over:
                     return
+
+    def _note_other_data(self, plan: BatchPlan) -> None:
+        """Say so where the run before took other batches: nothing fails, as a program may have some of its own."""
+        expected = plan.samples_of(self.step)
+        self._log.event("data_changed", step=self.step, samples=[self.samples, expected])
+        self._log.print_line(
+            f"the run before trained on {self.samples} samples in {self.step} steps; with run.batches({plan.samples}) "
+            f"they would have been {expected}. If the data set is another one, samples of an epoch are taken twice or "
+            "left out: go on with the one it had, or train under another job name to start anew"
+        )
 
     def train_step(
         self,
