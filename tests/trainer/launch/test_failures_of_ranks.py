@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.starting import starts_processes
+from tests.trainer.launch.conftest import ROOT, Pod
 
 TRAIN = """
     import os, sys, time
@@ -246,3 +250,26 @@ def test_a_bad_variable_is_refused_by_name_before_torchrun_starts(start_pod):
     assert pod.message["outcome"] == "UserError"
     assert "DDPJOB_NODES='two' must be a whole number" in pod.message["message"]
     assert "DDPJOB_UID is not set" in pod.message["message"]
+
+
+@pytest.fixture
+@starts_processes
+def without_torch(tmp_path: Path) -> Iterator[Pod]:
+    """A pod whose torch lacks a library of CUDA."""
+    (tmp_path / "torch").mkdir()
+    problem = "libcudnn.so.9: cannot open shared object file: No such file or directory"
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise ImportError({problem!r})")
+    path = os.pathsep.join((str(tmp_path), str(ROOT / "trainer_image")))
+    pod = Pod(tmp_path, tmp_path / "shared", ["--script", "train.py"], {"PYTHONPATH": path}, fresh=True)
+    yield pod
+    pod.end()
+
+
+def test_a_torch_that_cannot_be_imported_is_named_and_not_tried_again(without_torch: Pod) -> None:
+    assert without_torch.wait() == 64, without_torch.log
+    message = without_torch.message
+    assert (message["reason"], message["message"]) == (
+        "ImportError",
+        "torch cannot be imported: ImportError: libcudnn.so.9: cannot open shared object file: No such file or "
+        "directory",
+    )

@@ -96,7 +96,9 @@ def read_agent_orders(run_dir: Path) -> dict[str, Any]:
 
 def agent_report(run_dir: Path) -> dict[str, Any]:
     """What torchrun knew of failed ranks: `failures` (rank, localRank, pid, exitCode, time in epoch seconds, in the
-    order in which it saw them), and in `rendezvous` why the nodes did not find each other."""
+    order in which it saw them), in `rendezvous` why the nodes did not find each other, and in `torch` why there is no
+    torchrun.
+    """
     return read_json(_agent_report(run_dir)) or {}
 
 

@@ -146,6 +146,7 @@ class Supervisor:
             stderr={local: relay.last_lines for local, relay in self._errors.items()},
             agent_code=self._agent_code or EXIT_OK,
             rendezvous_error=report.get("rendezvous"),
+            torch_error=report.get("torch"),
             stop_requested=self._asked_at is not None,
             stop_time=None if self._asked_at is None else time.time() - (time.monotonic() - self._asked_at),
             killed=frozenset(self._killed),

@@ -57,10 +57,14 @@ def main(argv: Sequence[str]) -> int:
     die_with(own.launcher_pid)
     os.environ["DDPJOB_AGENT_PID"] = str(os.getpid())
     # torch takes seconds to import; by now this process already ends with the launcher
-    from torch.distributed import DistNetworkError, DistStoreError
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
+    try:
+        from torch.distributed import DistNetworkError, DistStoreError
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+    except Exception as error:  # an OSError where a library of CUDA is missing
+        write_agent_report(run_dir, {"torch": f"{type(error).__name__}: {error}"})
+        raise
 
     if list(argv) == [PREPARED]:
         argv = _await_orders(run_dir)

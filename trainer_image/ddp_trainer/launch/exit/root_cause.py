@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
 
-from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED
+from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER
 from ddp_trainer.contract.messages import crash_lost_peer, timed_out
 from ddp_trainer.contract.outcomes import classify_exit, signal_of
 from ddp_trainer.launch.status.pod_state import progress
@@ -41,6 +41,8 @@ class ExitEvidence:
     stderr: Mapping[int, Sequence[str]] = field(default_factory=dict)
     agent_code: int = 0
     rendezvous_error: str | None = None
+    torch_error: str | None = None
+    """What torchrun could not be imported for."""
     stop_requested: bool = False
     stop_time: float | None = None
     """Epoch seconds of that, if known."""
@@ -159,6 +161,8 @@ def _without_a_rank(evidence: ExitEvidence) -> ExitCause:
         return ExitCause(
             EXIT_FAILED, "RendezvousFailed", f"the nodes did not find each other: {evidence.rendezvous_error}"
         )
+    if evidence.torch_error:
+        return ExitCause(EXIT_USER, "ImportError", f"torch cannot be imported: {evidence.torch_error}")
     if evidence.agent_code < 0:
         name = _signal_name(-evidence.agent_code)
         reason = "OutOfMemory" if evidence.oom_killed else "WorkerKilled"
