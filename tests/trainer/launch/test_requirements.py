@@ -459,8 +459,10 @@ def test_a_token_in_the_requirements_is_neither_in_the_message_nor_in_the_log(re
 
 def test_pip_is_the_images_or_the_one_that_python_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     python = Path("/env/bin/python")
-    assert pip_command(python)[1:] == ["-P", "-m", "pip", "--python", "/env/bin/python"]
     find = importlib.util.find_spec
+    # an environment that uv made has no pip
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: find("zipfile" if name == "pip" else name))
+    assert pip_command(python)[1:] == ["-P", "-m", "pip", "--python", "/env/bin/python"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
     interpreter, pip = pip_command(python)
     assert interpreter == str(python)
