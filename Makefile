@@ -32,7 +32,7 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long they and the longest tests took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
-check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: a minute on two cores
+check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: a minute or two on two cores
 	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-rank check-trainer
 
 check-oldest: build/oldest/.installed  ## the tests of `check` with the oldest versions that pyproject.toml allows
