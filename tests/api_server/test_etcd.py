@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from tests.api_server.harness import Cluster
 from tests.api_server.history import Change, recorded
@@ -49,6 +52,29 @@ def test_etcd_has_what_the_api_server_announced(cluster: Cluster, etcd: Etcd, ch
             assert one.object["metadata"].get("labels", {}) == said.get("labels", {})
             assert one.object["metadata"]["name"] == said["name"]
             assert one.object["status"]["phase"] == change.object["status"]["phase"] if kind == "pods" else True
+
+
+class Interrupted(Etcd):
+    """Ends each watch after one event, as where etcd has no leader for a moment."""
+
+    def _watch(self, prefix: str, since: int) -> Iterator[dict[str, Any]]:
+        for answer in super()._watch(prefix, since):
+            events = answer["result"].get("events", [])
+            yield {"result": {"events": events[:1]}}
+            if events:
+                yield {"error": {"message": "etcdserver: no leader"}}
+                return
+
+
+def test_a_watch_that_etcd_ends_goes_on_where_it_ended(
+    cluster: Cluster, etcd: Etcd, changes: list[Change], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until = max(int(change.object["metadata"]["resourceVersion"]) for change in changes if change.kind == "ddpjobs")
+    interrupted = Interrupted(etcd.port).changes("ddpjobs", cluster.namespace, until)
+    assert interrupted == etcd.changes("ddpjobs", cluster.namespace, until)
+    monkeypatch.setattr("tests.support.etcd.WATCHES", 2)
+    with pytest.raises(AssertionError, match="no leader"):
+        Interrupted(etcd.port).changes("ddpjobs", cluster.namespace, until)
 
 
 async def test_a_change_that_a_record_lacks_is_noticed(cluster: Cluster, etcd: Etcd, changes: list[Change]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ PREFIXES = {"ddpjobs": "/registry/training.ddpjob.io/ddpjobs", "pods": "/registr
 PROTOBUF = b"k8s\0"
 """What begins a stored protobuf message: k8s.io/apimachinery/pkg/runtime/serializer/protobuf."""
 READ_SECONDS = 60
+RETRY_SECONDS = 0.5
+WATCHES = 10
+"""How many may end before the end of what is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +80,37 @@ class Etcd:
         return wrong
 
     def _events(self, prefix: str, since: int, until: int) -> Iterator[dict[str, Any]]:
-        """Events of the keys under a prefix (etcd's API, rpc Watch, as its gateway has it in JSON)."""
+        """Events of the keys under a prefix. etcd may end a watch at any time; the next one begins where it ended."""
+        ended: list[Any] = []
+        while len(ended) < WATCHES:
+            for answer in self._watch(prefix, since):
+                result = answer.get("result", {"canceled": True})
+                for event in result.get("events", ()):
+                    revision = int(event["kv"]["mod_revision"])
+                    if revision <= until:
+                        yield event
+                    if revision >= until:
+                        return
+                    since = revision + 1  # Kubernetes changes one key in a revision
+                if result.get("canceled"):
+                    ended.append(answer)
+                    break
+            else:
+                ended.append("closed")
+            time.sleep(RETRY_SECONDS)
+        raise AssertionError(f"etcd ended the history of {prefix} before revision {until}: {ended}")
+
+    def _watch(self, prefix: str, since: int) -> Iterator[dict[str, Any]]:
+        """Answers of etcd's API, rpc Watch, as its gateway has them in JSON: `result`, or at the end `error`."""
         request = {"key": _base64(prefix + "/"), "range_end": _base64(prefix + "0"), "start_revision": str(since),
                    "prev_kv": True, "fragment": True}  # fmt: skip
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=READ_SECONDS)
         try:
             connection.request("POST", "/v3/watch", json.dumps({"create_request": request}))
             for line in connection.getresponse():
-                answer = json.loads(line)["result"]
-                assert not answer.get("canceled"), answer
-                for event in answer.get("events", ()):
-                    revision = int(event["kv"]["mod_revision"])
-                    if revision <= until:
-                        yield event
-                    if revision >= until:
-                        return
+                yield json.loads(line)
         finally:
             connection.close()
-        raise AssertionError(f"etcd ended the history of {prefix} before revision {until}")
 
 
 def _decoded(kind: str, events: Iterator[dict[str, Any]]) -> Iterator[Stored]:
