@@ -33,7 +33,7 @@ test: lint tools  ## everything: style, types, layers, and every test, three tie
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: a minute or two on two cores
-	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-cli check-rank check-trainer
+	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-cli check-rank check-live check-trainer
 
 check-oldest: build/oldest/.installed  ## the tests of `check` with the oldest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -q -m "not processes" tests/unit tests/trainer
@@ -51,8 +51,10 @@ check-cli: $(VENV)/.dev
 	$(IN_PROCESS) tests/unit/cli tests/unit/page
 check-rank: $(VENV)/.dev
 	$(IN_PROCESS) $(addprefix tests/trainer/,rank integrations client train)
+check-live: $(VENV)/.dev
+	$(IN_PROCESS) tests/trainer/live
 check-trainer: $(VENV)/.dev
-	$(IN_PROCESS) tests/trainer $(addprefix --ignore=tests/trainer/,rank integrations client train)
+	$(IN_PROCESS) tests/trainer $(addprefix --ignore=tests/trainer/,rank integrations client train live)
 
 test-unit: $(VENV)/.dev tools  ## decisions alone, no process of the trainer: two minutes on one core
 	$(PYTEST) -q tests/unit
@@ -271,5 +273,5 @@ build/oldest/.installed: pyproject.toml | $(VENV)/.dev
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-core check-unit check-cli check-rank check-trainer lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-core check-unit check-cli check-rank check-live check-trainer lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-load cluster-down clean python-venv tools help
