@@ -86,10 +86,12 @@ class History:
                 with self._news:
                     self.changes.append(Change(time.time(), kind, type_, obj))
                     self._news.notify_all()
-        except WatchExpired as missed:
+        except Exception as missed:
             with self._news:
-                self._ended = f"changes of {kind} are not on record: {missed}"
+                self._ended = f"changes of {kind} are not on record: {missed!r}"
                 self._news.notify_all()
+            if not isinstance(missed, WatchExpired):
+                raise
 
     def of(self, kind: str, name: str | None = None) -> list[Change]:
         """All changes of one kind, or of one object, oldest first."""

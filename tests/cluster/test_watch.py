@@ -30,7 +30,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, watches: list[list[Object | str]]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.watches = watches
-        self.lists = [[pod("first", 4)]]
+        self.lists: list[list[Object] | str] = [[pod("first", 4)]]
         self.asked_from: list[str] = []
 
 
@@ -45,7 +45,8 @@ class Handler(BaseHTTPRequestHandler):
             body = "".join(event if isinstance(event, str) else json.dumps(event) + "\n" for event in events)
         else:
             items = self.server.lists.pop(0) if len(self.server.lists) > 1 else self.server.lists[0]
-            body = json.dumps({"metadata": {"resourceVersion": "10"}, "items": items})
+            whole = json.dumps({"metadata": {"resourceVersion": "10"}, "items": items})
+            body = items if isinstance(items, str) else whole
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -97,6 +98,12 @@ def test_a_watch_that_ends_goes_on_from_the_version_that_was_seen_last(server: S
     seen = [(type_, obj["metadata"]["name"]) for type_, obj in (next(events) for _ in range(3))]
     assert seen == [("ADDED", "first"), ("ADDED", "second"), ("DELETED", "first")]
     assert server.asked_from == ["10", "11", "15", "15", "15"]
+
+
+def test_a_list_that_is_cut_off_is_asked_for_again(server: Server, watch: Watch) -> None:
+    server.lists.insert(0, '{"metadata": {"resource')
+    assert next(iter(watch)) == ("ADDED", pod("first", 4))
+    assert watch.problem
 
 
 def test_a_watch_that_missed_changes_says_so(server: Server, watch: Watch) -> None:

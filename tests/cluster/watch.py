@@ -97,7 +97,7 @@ class Watch:
             try:
                 listed: Object = self._kubectl.raw(self._url())
                 return listed
-            except KubectlFailed as failed:
+            except (KubectlFailed, subprocess.TimeoutExpired, ValueError) as failed:  # half an answer is no JSON
                 self.problem = str(failed)
             if self._stopped.wait(RETRY_SECONDS):
                 return {"metadata": {"resourceVersion": ""}, "items": []}
