@@ -181,13 +181,13 @@ async def back(ddpjob: Submitter, folder: Path) -> str:
 async def test_the_role_for_submitting_has_every_right_that_is_needed_and_no_other(
     cluster: Cluster, operator: Operator, ddpjob: Submitter
 ) -> None:
-    files = audit_log(cluster.kubeconfig)
-    if not files:
+    if not audit_log(cluster.kubeconfig):
         cannot_run("api", "the audit log of this cluster's API server cannot be read from here")
     used: list[Any] = []
 
     async def logged(permission: str, times: int = 1) -> None:
         async def is_there() -> bool:
+            files = audit_log(cluster.kubeconfig)  # anew: the API server begins another one when this is full
             used[:] = requests(files, ddpjob.user, ddpjob.since)
             return sum(str(request.permission) == permission for request in used) >= times
 
