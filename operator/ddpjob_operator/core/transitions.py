@@ -401,6 +401,7 @@ def _made_from(
         reported_seconds=known.reported_seconds,
         node_seconds=known.node_seconds,
         gpu_seconds=known.gpu_seconds,
+        unresolved_steps=known.unresolved_steps,
     )
 
 

@@ -9,7 +9,7 @@ from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, ma
 from looks import at, condition, look
 from world import World
 
-from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, Phase, SnapshotStatus, UnresolvedSteps
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.finished import has_finished
 from ddpjob_operator.core.stages.suspend import is_suspending
@@ -46,6 +46,16 @@ def suspended(ago: float = 60.0, **fields: object) -> DDPJobStatus:
 
 
 # Suspending
+
+
+def test_a_suspension_keeps_what_is_known_of_steps_that_the_attempt_before_may_have_lost() -> None:
+    """The attempt that it interrupts has not said yet where it resumes."""
+    trained = UnresolvedSteps(first=0, last=300, training=900.0)
+    ledger = Goodput(activity="recovering", training=900.0, last_update_time=NOW)
+    status = in_phase(Phase.RESTARTING, attempt=1, snapshot=SNAPSHOT, unresolved_steps=trained, goodput=ledger)
+    decided = look(make_job(status, suspend=True), seen(make_pod(0, attempt=1), make_pod(1, attempt=1), attempt=1))
+    assert is_suspending(decided.status)
+    assert decided.status.internal.unresolved_steps == trained
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.RESTARTING])
