@@ -173,7 +173,11 @@ def test_each_wait_that_is_over_is_observed_as_what_it_was() -> None:
     running = DDPJobStatus(phase=Phase.RUNNING, goodput=ledger(40))
     first_step = running.model_copy(update={"goodput": ledger(45, first_step=2.0, training=3.0), "internal": trained})
     failed = DDPJobStatus(
-        phase=Phase.RESTARTING, attempt=1, last_failure=failure, goodput=ledger(60, first_step=2.0, training=18.0)
+        phase=Phase.RESTARTING,
+        attempt=1,
+        attempt_start_time=failure.time,
+        last_failure=failure,
+        goodput=ledger(60, first_step=2.0, training=18.0),
     )
     running_again = failed.model_copy(update={"phase": Phase.RUNNING})
     next_step = running_again.model_copy(

@@ -6,6 +6,7 @@ Nothing is kept between two writes, so a wait that ends while no operator runs i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase
 from ddpjob_operator.core.ledger.goodput import seconds_of
@@ -35,13 +36,23 @@ def waits_between(before: DDPJobStatus, after: DDPJobStatus) -> Waits:
     trained = after.internal.reported_seconds.get("training", 0.0)
     if trained <= 0 or before.internal.reported_seconds.get("training", 0.0) > 0:
         return Waits(queue)
-    failure, until = after.last_failure, after.goodput.last_update_time
-    if failure is not None and failure.attempt == after.attempt - 1 and until is not None:
-        return Waits(queue, recovery=max(0.0, (until - failure.time).total_seconds() - trained))
+    failed, until = _failed_at(after), after.goodput.last_update_time
+    if failed is not None and until is not None:
+        return Waits(queue, recovery=max(0.0, (until - failed).total_seconds() - trained))
     if after.attempt:
         return Waits(queue)
     spent = seconds_of(after.goodput)
     return Waits(queue, first_step=sum(spent.values()) - spent["suspended"] - spent["training"])
+
+
+def _failed_at(status: DDPJobStatus) -> datetime | None:
+    """When the failure was found that led to this attempt. A suspension may have come between them, and with live
+    recovery a failure may have led to none.
+    """
+    failure, begun = status.last_failure, status.attempt_start_time
+    if failure is None or begun is None or failure.attempt >= status.attempt or failure.time < begun:
+        return None
+    return failure.time
 
 
 def _runs_first(before: DDPJobStatus, after: DDPJobStatus) -> bool:
