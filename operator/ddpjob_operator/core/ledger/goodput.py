@@ -1,10 +1,11 @@
 """Where a job's time goes: a ledger in seconds by activity that always adds up to the time since the job began.
 
-It is updated when the activity or the progress changes, never by the clock alone, so that an idle job needs no status
-write. The time since the last update goes to the phases that the trainer has reported, and the rest to the last
-activity. What an attempt has lost is known when the next one has resumed, since ranks that leave may save a snapshot
-after the failure was noticed: then training seconds of the steps that are made again become recovering. The ratio is
-the goodput, also called effective training time ratio (ETTR): seconds of kept steps divided by wall-clock seconds.
+It is updated when the activity or the progress changes, not by the clock alone, so that an idle job needs no status
+write; but each minute where a script shows neither, since what its nodes are held for is counted as it passes. The time
+since the last update goes to the phases that the trainer has reported, and the rest to the last activity. What an
+attempt has lost is known when the next one has resumed, since ranks that leave may save a snapshot after the failure
+was noticed: then training seconds of the steps that are made again become recovering. The ratio is the goodput, also
+called effective training time ratio (ETTR): seconds of kept steps divided by wall-clock seconds.
 
 Counted in whole milliseconds, so that sums are exact.
 """
@@ -53,6 +54,9 @@ _OF_PHASE = {
 
 _OLDEST_REPORT = timedelta(seconds=5)
 
+_LONGEST_UNKNOWN = timedelta(minutes=1)
+"""Until the ledger of a script of which nothing else is heard is brought up to date."""
+
 _AT_WORK = ("first_step", "training", "validating", "saving")
 """Activities of which the trainer reports each second."""
 
@@ -67,6 +71,7 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     unresolved = before.internal.unresolved_steps
     resumed = None if unresolved is None else _resumed_from(_report(before, observed), before)
     unchanged = activity == ledger.activity and before.progress == after.progress and resumed is None
+    unchanged = unchanged and not (activity == "unknown" and _since(ledger, now) >= _LONGEST_UNKNOWN)
     if before.goodput is not None and unchanged and not over:
         return after
     report = _report(before, observed)
@@ -239,6 +244,10 @@ def _ratio(counts: Mapping[str, int]) -> float | None:
 
 def _milliseconds(since: datetime | None, now: datetime) -> int:
     return 0 if since is None else max(0, (now - since) // timedelta(milliseconds=1))
+
+
+def _since(ledger: Goodput, now: datetime) -> timedelta:
+    return timedelta(milliseconds=_milliseconds(ledger.last_update_time, now))
 
 
 def _later(since: datetime | None, now: datetime) -> datetime:

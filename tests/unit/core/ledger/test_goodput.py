@@ -71,6 +71,17 @@ def test_the_clock_alone_moves_nothing() -> None:
     assert with_goodput(status, status, seen(*RUNS, report=reported()), later(3600)) is status
 
 
+def test_the_nodes_of_a_script_whose_steps_cannot_be_seen_are_counted_each_minute() -> None:
+    """It may run for days, in which nothing else is heard of it."""
+    status = in_phase(Phase.RUNNING, goodput=ledger("unknown", unknown=5.0))
+    observed = seen(*RUNS, report=reported("script", seconds={"script": 5.0}))
+    assert with_goodput(status, status, observed, later(59)) is status
+    once = with_goodput(status, status, observed, later(60))
+    assert spent(once) == {"unknown": 65.0}
+    assert with_goodput(once, once, observed, later(119)) is once
+    assert spent(with_goodput(once, once, observed, later(120))) == {"unknown": 125.0}
+
+
 def test_time_goes_to_the_activity_that_held() -> None:
     before = in_phase(Phase.STARTING, goodput=ledger("pulling", queued=2.0))
     after = with_goodput(before, before.model_copy(update={"phase": Phase.RUNNING}), seen(*RUNS), later(7.25))
