@@ -115,7 +115,8 @@ def _activity(status: DDPJobStatus, observed: Observed) -> str:
             known = report is not None and report.attempt == status.attempt
             return _OF_PHASE.get(report.phase, "rendezvous") if report and known else "rendezvous"
         case Phase.RESTARTING:
-            return "queued" if any(not pod.placed for pod in pods) else "recovering"
+            is_without_nodes = not observed.pods  # a backoff goes on when the last pod of the attempt before is gone
+            return "queued" if is_without_nodes or any(not pod.placed for pod in pods) else "recovering"
         case Phase.STARTING:
             placed = sum(pod.placed for pod in pods)
             return "pulling" if placed and placed >= status.nodes.total else "queued"

@@ -53,6 +53,8 @@ def spent(status: DDPJobStatus) -> dict[str, float]:
         (Phase.RESTARTING, seen(*RUNS), "recovering"),
         (Phase.RESTARTING, seen(WAITS), "queued"),
         (Phase.RESTARTING, seen(PULLS), "recovering"),
+        (Phase.RESTARTING, seen(make_pod(0, attempt=7, deleting=True)), "recovering"),
+        (Phase.RESTARTING, seen(), "queued"),
         (Phase.SUSPENDED, seen(), "suspended"),
     ],
 )  # fmt: skip
