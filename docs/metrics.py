@@ -35,7 +35,8 @@ Labels:
   team, a person, an e-mail address. `ddpjob submit` writes what `--owner` says, or else the name of the local user if
   the job's file names none; `kubectl annotate` changes it, also while the job runs. Nothing checks what the author of
   the job writes. Join it where you need it:
-  `ddpjob_status_gpus * on (namespace, ddpjob) group_left (owner) ddpjob_info`.
+  `ddpjob_status_gpus * on (namespace, ddpjob) group_left (owner) ddpjob_info`; for the GPUs of jobs that run, followed
+  by `and on (namespace, ddpjob) ddpjob_status_phase{{phase="Running"}}`.
 - `attempt` is a label of `ddpjob_trainer_info` only. Join it where you need it:
   `ddpjob_train_step * on (namespace, pod) group_left (attempt) ddpjob_trainer_info`.
 

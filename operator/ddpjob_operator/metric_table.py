@@ -222,11 +222,21 @@ JOBS = (
     MetricRow("ddpjob_status_recomputed_steps_total", "counter", "Optimizer steps lost with failures.", JOB_LABELS),
     MetricRow("ddpjob_status_nodes", "gauge", "Pods that the current attempt needs.", JOB_LABELS),
     MetricRow("ddpjob_status_nodes_ready", "gauge", "Ready pods of the current attempt.", JOB_LABELS),
-    MetricRow("ddpjob_status_gpus", "gauge", "GPUs that the pods of the current attempt request.", JOB_LABELS),
+    MetricRow(
+        "ddpjob_status_gpus",
+        "gauge",
+        "GPUs that the pods of the current attempt request, also while it waits or is suspended, and after its end.",
+        JOB_LABELS,
+    ),
     MetricRow("ddpjob_status_step", "gauge", "Completed optimizer steps.", JOB_LABELS, aggregate="max"),
     MetricRow("ddpjob_status_total_steps", "gauge", "Optimizer steps of the whole run.", JOB_LABELS, aggregate="max"),
     MetricRow("ddpjob_status_loss", "gauge", "Training loss of the last reported step.", JOB_LABELS, aggregate=""),
-    MetricRow("ddpjob_status_samples_per_second", "gauge", "Training throughput of all ranks.", JOB_LABELS),
+    MetricRow(
+        "ddpjob_status_samples_per_second",
+        "gauge",
+        "Training throughput of all ranks. Only while the job runs.",
+        JOB_LABELS,
+    ),
     MetricRow("ddpjob_status_snapshot_step", "gauge", "Step of the newest snapshot.", JOB_LABELS, aggregate="max"),
     MetricRow(
         "ddpjob_status_snapshot_timestamp_seconds",

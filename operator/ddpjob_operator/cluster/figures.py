@@ -21,6 +21,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
     """The figures of a job with this status. Without `job`, its spec could not be read."""
     progress, snapshot, goodput = status.progress, status.snapshot, status.goodput
     nodes = status.nodes.total or (job.spec.nodes if job else 0)
+    estimated = progress if status.phase is Phase.RUNNING else None
     return JobFigures(
         namespace=key.namespace,
         name=key.name,
@@ -33,13 +34,13 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         step=progress.step if progress else None,
         total_steps=progress.total_steps if progress else None,
         loss=progress.loss if progress else None,
-        samples_per_second=progress.samples_per_second if progress else None,
+        samples_per_second=estimated.samples_per_second if estimated else None,
         snapshot_step=snapshot.step if snapshot else None,
         snapshot_time=snapshot.time if snapshot else None,
         created=job.created if job else None,
         started=status.start_time,
         completed=status.completion_time,
-        eta=progress.eta if progress and status.phase is Phase.RUNNING else None,
+        eta=estimated.eta if estimated else None,
         gpus=nodes * job.spec.gpus_per_node if job else 0,
         image=(job.spec.image or default_image) if job else "",
         code=(job.code_digest or "")[:SHOWN_DIGEST] if job else "",

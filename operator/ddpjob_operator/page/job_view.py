@@ -197,7 +197,7 @@ def _figures(detail: Detail, row: Row) -> tuple[Figure, ...]:
     status, now = detail.job.status, detail.now
     progress, ratio = status.progress, status.goodput.ratio if status.goodput else None
     ran = (status.completion_time or now) - status.start_time if status.start_time else None
-    speed = progress.samples_per_second if progress and not status.is_final else None
+    speed = progress.samples_per_second if progress and detail.job.phase == Phase.RUNNING else None
     snapshot = status.snapshot or next(iter(detail.snapshots), None)
     newest = snapshot.step if snapshot else None
     saved = _ago(snapshot.time, now) if snapshot and snapshot.time else ""

@@ -71,6 +71,14 @@ def test_an_end_is_expected_only_of_a_job_that_runs(phase: str, shown: datetime 
     assert of({"nodes": 1}, {"phase": phase, "progress": {"step": 3, "eta": "2026-01-01T12:00:00Z"}}).eta == shown
 
 
+@pytest.mark.parametrize(
+    ("phase", "shown"), [("Running", 9.5), ("Restarting", None), ("Suspended", None), ("Succeeded", None)]
+)
+def test_a_job_that_does_not_run_has_no_part_in_the_throughput_of_all(phase: str, shown: float | None) -> None:
+    found = of({"nodes": 1}, {"phase": phase, "progress": {"step": 3, "samplesPerSecond": 9.5}})
+    assert found.samples_per_second == shown
+
+
 def test_only_conditions_that_need_attention_are_shown_and_only_while_they_are_true() -> None:
     def condition(name: str, status: str) -> dict[str, Any]:
         return {"type": name, "status": status, "reason": "Because", "lastTransitionTime": "2026-01-01T12:00:00Z"}

@@ -181,6 +181,12 @@ def test_a_loss_that_only_the_status_has_is_said_to_be_of_no_certain_step() -> N
     assert Figure("Loss", "0.0008", detail="as last reported") in view.figures
 
 
+@pytest.mark.parametrize("phase", ["Running", "Suspended", "Restarting", "Failed"])
+def test_a_throughput_is_shown_of_a_job_that_runs(phase: str) -> None:
+    view = job_view(detail(job(phase=phase, progress={"step": 920, "samplesPerSecond": 812.5})))
+    assert ("Throughput" in [each.title for each in view.figures]) == (phase == "Running")
+
+
 def test_the_slowest_rank_is_shown_with_the_table_of_ranks_and_what_slows_all_with_the_answer() -> None:
     reports = Reports((RankRow(0, step_seconds=0.1, data_seconds=0.0), RankRow(1, step_seconds=0.1, data_seconds=0.05)))
     sections = (Section("Ranks", ("the others wait for rank 1",)), Section("Slowed by", ("CPU limit: pod digits-0-1",)))
