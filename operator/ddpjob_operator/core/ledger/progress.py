@@ -46,8 +46,18 @@ def with_report(look: Look) -> Look:
     report = look.observed.report
     if report is None or not report.is_of(look.job.uid, look.status.attempt):
         return look
-    look = look.with_status(with_final_report(look.status, report, look.now))
+    look = look.with_status(with_final_report(_gone_back(look.status, report), report, look.now))
     return with_loss_status(_with_shutdown_status(_with_snapshot_status(look, report), report), report)
+
+
+def _gone_back(status: DDPJobStatus, report: TrainerReport) -> DDPJobStatus:
+    """`status` with the snapshot that its attempt has resumed from, where the one on record is newer and was saved
+    before: it is no more, or could not be read.
+    """
+    found, known, begun = report.snapshot, status.snapshot, status.attempt_start_time
+    if found is None or known is None or begun is None or report.resumed_from_step != found.step:
+        return status
+    return recorded(status, snapshot=found) if found.step < known.step and known.time < begun else status
 
 
 def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:

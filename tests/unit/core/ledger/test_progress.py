@@ -98,6 +98,27 @@ def test_a_job_that_went_back_has_its_first_snapshot_since_as_the_newest() -> No
     assert saved.snapshot.step == 320
 
 
+@pytest.mark.parametrize(
+    ("begun", "resumed_from", "step"),
+    [(later(30), 300, 300), (later(30), None, 600), (later(-30), 300, 600), (None, 300, 600)],
+    ids=[
+        "it resumed from it",
+        "nobody says what from",
+        "an older report of an attempt that saves",
+        "nobody knows when",
+    ],
+)
+def test_an_attempt_that_went_back_has_no_newer_snapshot_than_the_one_that_it_resumed_from(
+    begun: datetime | None, resumed_from: int | None, step: int
+) -> None:
+    """Newer ones were removed with a loss that is not finite, did not verify, or were set aside by the user."""
+    status = DDPJobStatus(attempt_start_time=begun, snapshot=SnapshotStatus(step=600, time=NOW, verified=True))
+    older = {"step": 300, "time": TIME - 60, "verified": True}
+    snapshot = after(REPORT | {"step": 310, "resumedFromStep": resumed_from, "snapshot": older}, status).snapshot
+    assert snapshot is not None
+    assert snapshot.step == step
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800") | st.just(10**400),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.just("\ud800"), inner, max_size=3),
