@@ -228,6 +228,30 @@ def test_a_step_that_is_compiled_is_seen_and_gives_no_warning(seen: Any) -> None
     assert (beat["step"], beat["samples"]) == (6, 2 * 24)
 
 
+@pytest.mark.parametrize("passes", [1, 2], ids=["one pass a step", "gradient accumulation"])
+def test_the_loss_of_a_step_that_a_grad_scaler_skips_is_not_in_that_of_the_next_one(seen: Any, passes: int) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu")
+    shown: list[float] = []
+
+    def train() -> None:
+        for step in range(4):
+            optimizer.zero_grad()
+            losses = [_loss(model, batch) / passes for batch, _ in zip(_loader(), range(passes), strict=False)]
+            for loss in losses:
+                scaler.scale(loss).backward()
+            if step in (0, 2):
+                model.weight.grad.fill_(torch.inf)
+            scaler.step(optimizer)
+            scaler.update()
+        shown.append(sum(loss.item() for loss in losses))
+
+    beat = seen(train)
+    assert beat["step"] == 2
+    assert beat["loss"] == pytest.approx(shown[0])
+
+
 def test_the_loss_is_shown_without_the_scale_of_a_grad_scaler(seen: Any) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)

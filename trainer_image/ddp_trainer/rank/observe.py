@@ -144,6 +144,8 @@ class ScriptObserver:
         self._phase = "script"
         self._loss: Tensor | None = None
         self._scaled: tuple[ref[Tensor], Tensor] | None = None
+        self._has_stepped = False
+        """Whether an optimizer has made a step since a GradScaler was last asked for one."""
         self._fetched: int | None = None
         """Samples of the batch that was fetched last."""
         self._fetches = 0
@@ -225,6 +227,11 @@ class ScriptObserver:
         """A GradScaler has made `scaled` of a loss, on which `backward()` will be called."""
         self._scaled = (ref(scaled), loss.detach())
 
+    def overflowed(self, optimizer: Optimizer) -> None:
+        """A GradScaler has left out the step of an optimizer: what its loss was is in no step."""
+        if _forks == self._forks and self._leader() in (None, optimizer):
+            self._loss = None
+
     def backward_begins(self, root: Tensor) -> None:
         """`backward()` is called on `root`."""
         if _forks != self._forks or root.numel() != 1:
@@ -259,6 +266,7 @@ class ScriptObserver:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
+        self._has_stepped = True
         if _forks != self._forks or self._makes_state:
             return
         if at_replays(after=functools.partial(self.stepped, optimizer)):
@@ -370,6 +378,16 @@ class ScriptObserver:
 
             return scale
 
+        def scaler_step_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                self._has_stepped = False
+                returned = function(scaler, optimizer, *args, **kwargs)
+                if not self._has_stepped:
+                    self.overflowed(optimizer)
+                return returned
+
+            return step
+
         def step_seen(function: Callable[..., Any]) -> Callable[..., Any]:
             def step(optimizer: Any, closure: Callable[[], Any]) -> Any:
                 evaluations = 0
@@ -392,6 +410,7 @@ class ScriptObserver:
         self._wrap(torch.autograd, "backward", backward_seen)
         self._wrap(_BaseDataLoaderIter, "__next__", fetch_seen)
         self._wrap(torch.amp.grad_scaler.GradScaler, "scale", scale_seen)
+        self._wrap(torch.amp.grad_scaler.GradScaler, "step", scaler_step_seen)
 
     def hook_into_dcp(self) -> None:
         """Leave out the steps with gradients of 0 by which `get_state_dict` and `set_state_dict` make the state of an
