@@ -23,7 +23,7 @@ class Waits:
     queue: float | None = None
     """Waiting for nodes, until all pods of the gang ran for the first time."""
     first_step: float | None = None
-    """From the start of the job, suspensions left out, to a training step of its first attempt."""
+    """From the start of the job, suspensions left out, to its first training step."""
     recovery: float | None = None
     """From a failure to the next training step."""
 
@@ -39,7 +39,7 @@ def waits_between(before: DDPJobStatus, after: DDPJobStatus) -> Waits:
     failed, until = _failed_at(after), after.goodput.last_update_time
     if failed is not None and until is not None:
         return Waits(queue, recovery=max(0.0, (until - failed).total_seconds() - trained))
-    if after.attempt:
+    if after.attempt and before.progress is not None and before.progress.step:
         return Waits(queue)
     spent = seconds_of(after.goodput)
     return Waits(queue, first_step=sum(spent.values()) - spent["suspended"] - spent["training"])

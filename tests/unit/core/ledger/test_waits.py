@@ -8,17 +8,21 @@ import pytest
 from builders import NOW, failed, in_phase, later, make_job, make_pod, seen
 from looks import look
 
-from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, Phase
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, Phase, Progress
 from ddpjob_operator.core.ledger.waits import Waits, waits_between
 
 FAILURE = FailureStatus(attempt=0, time=NOW, reason="WorkerKilled")
 FAILED_AT_ITS_END: dict[str, Any] = {"last_failure": FAILURE, "attempt_start_time": NOW}
-FAILED_BEFORE: dict[str, Any] = {"last_failure": FAILURE, "attempt_start_time": later(60)}
+FAILED_BEFORE: dict[str, Any] = {
+    "last_failure": FAILURE,
+    "attempt_start_time": later(60),
+    "progress": Progress(step=7),
+}
 
 
 def status(phase: Phase, trained: float = 0.0, at: float = 0.0, attempt: int = 0, **fields: Any) -> DDPJobStatus:
     """With what the trainer has reported of this attempt, and the seconds of the ledger."""
-    known = {name: fields.pop(name, None) for name in ("last_failure", "attempt_start_time")}
+    known = {name: fields.pop(name, None) for name in ("last_failure", "attempt_start_time", "progress")}
     ledger = Goodput(last_update_time=later(at), **fields)
     return in_phase(
         phase, attempt=attempt, goodput=ledger, internal=Internal(reported_seconds={"training": trained}), **known
@@ -41,6 +45,16 @@ RUNNING = status(Phase.RUNNING, queued=40.0, pulling=5.0)
             status(Phase.RUNNING, training=1.0, queued=40.0, pulling=5.0, first_step=2.0, suspended=99.0),
             status(Phase.RUNNING, trained=3.0, queued=40.0, pulling=5.0, first_step=2.0, suspended=99.0, training=3.0),
             Waits(first_step=47.0),
+        ),
+        (
+            status(Phase.RUNNING, attempt=2, queued=40.0, pulling=5.0, progress=Progress(step=0)),
+            status(Phase.RUNNING, attempt=2, trained=3.0, queued=40.0, pulling=5.0, suspended=99.0, training=3.0),
+            Waits(first_step=45.0),
+        ),
+        (
+            status(Phase.RUNNING, attempt=2, queued=40.0, training=8.0, progress=Progress(step=7)),
+            status(Phase.RUNNING, attempt=2, trained=3.0, queued=40.0, training=11.0, progress=Progress(step=9)),
+            Waits(),
         ),
         (
             status(Phase.RUNNING, trained=3.0, training=3.0),
@@ -74,6 +88,8 @@ RUNNING = status(Phase.RUNNING, queued=40.0, pulling=5.0)
         "nothing has happened",
         "it runs again",
         "its first steps",
+        "its first steps, after gangs that could not be completed, and a suspension",
+        "its first steps after a change of size",
         "more steps",
         "its first steps after a failure",
         "its first steps after a failure, and a gang that could not be completed",
