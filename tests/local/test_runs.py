@@ -6,14 +6,17 @@ import json
 import os
 import re
 import signal
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.local.conftest import held, let_go
+import yaml
+from tests.local.conftest import Started, held, let_go
 from tests.support import forked_run
-from tests.support.local_run import new_job
+from tests.support.command import COMMAND
+from tests.support.local_run import environment, job_object, new_job
 from tests.support.processes import all_end
 
 from ddp_trainer.logs.losses import read_losses
@@ -256,6 +259,31 @@ def test_a_second_ctrl_c_kills_what_does_not_stop(run_job: Any, tmp_path: Path) 
     assert run.end() == 143
     assert "stopped before the first step; the same command starts the script again" in run.text()
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_nohup_keeps_a_run_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(job_object("digits", script(tmp_path, SLEEPER))))
+    output = tmp_path / "output.txt"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            ["nohup", *COMMAND, "run", "digits.yaml"],
+            cwd=tmp_path,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    run = Started(process, output, tmp_path / "shared")
+    try:
+        wait_for_log(run, "asleep")
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)  # a second signal to stop would kill the sleeper
+        wait_for_log(run, "asked to stop")
+        process.send_signal(signal.SIGTERM)
+        assert run.end() == 143, run.text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_nothing_survives_a_killed_run(run_job: Any, tmp_path: Path) -> None:

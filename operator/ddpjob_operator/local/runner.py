@@ -78,7 +78,8 @@ class Runner:
     async def run(self) -> Outcome:
         """Until the job is Succeeded or Failed, or a signal stops it."""
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        stop_signals = _heard()
+        for number in stop_signals:
             loop.add_signal_handler(number, self._on_signal, number)
         polling = asyncio.create_task(self._poll(), name="poll launchers")
         polling.add_done_callback(lambda _: self._changed.set())
@@ -91,7 +92,7 @@ class Runner:
             await self._end_all()
             self._output.close()
             self._ranks.write()
-            for number in _STOP_SIGNALS:
+            for number in stop_signals:
                 loop.remove_signal_handler(number)
         return Outcome(self._job.status, self._stopped_by, self._failed_log(), self._killed)
 
@@ -236,6 +237,14 @@ class Runner:
             reports=together(said),
             stopping=self._stopped_by is not None,
         )
+
+
+def _heard() -> tuple[signal.Signals, ...]:
+    """What stops a run: not the end of its terminal where nohup has SIGHUP ignored."""
+    hangup = signal.SIGHUP
+    return tuple(
+        number for number in _STOP_SIGNALS if number is not hangup or signal.getsignal(hangup) != signal.SIG_IGN
+    )
 
 
 def _node_view(pod: LocalPod) -> NodeView:
