@@ -113,6 +113,20 @@ def test_a_run_that_resumes_with_another_global_batch_says_so(
     assert (said in capsys.readouterr().out) == bool(noted)
 
 
+@pytest.mark.parametrize(("steps", "noted"), [(2, True), (3, False)], ids=["too few", "all"])
+def test_a_loop_that_ends_before_the_last_of_its_steps_says_so(
+    attach: Any, capsys: pytest.CaptureFixture[str], steps: int, noted: bool
+) -> None:
+    """As one does whose data loader gives no more batches in the epoch that it resumes."""
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, total_steps=3)
+    run.resume()
+    for _ in range(steps):
+        run.step_end(step(model, optimizer))
+    run.finish()
+    assert ("the loop has ended after step 2 of 3" in capsys.readouterr().out) == noted
+
+
 def test_a_snapshot_that_is_set_aside_is_noted_once(
     attach: Any, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

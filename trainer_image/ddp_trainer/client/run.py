@@ -384,6 +384,12 @@ class Run:
             _finished[self._key] = None
             return
         self.save_last()
+        if (total := self._steps.total_steps) is not None and self.step < total:
+            # a data loader that resumes at the end of an epoch may give nothing in the next one, and nothing fails
+            self._log.print_line(
+                f"the loop has ended after step {self.step} of {total}: unless it was meant to end early, it had fewer "
+                "batches than total_steps counts"
+            )
         self.log(metrics)
         self._steps.report_epoch()
         self._log.event("finished", step=self.step, samples=self.samples, **metrics)
