@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 import subprocess
@@ -154,10 +153,6 @@ WELL = (
          | phases(Suspended="1x300") | series("ddpjob_status_snapshot_timestamp", "0x300"), minutes=200),
     Case("an hour after a long suspension", OPERATOR | JOB | series("ddpjob_status_snapshot_timestamp", "0x300")
          | phases(Suspended="1x140 _x300", Running="_x141 1x300"), minutes=200),
-    Case("half an hour after a failure and an hour without nodes", OPERATOR | JOB
-         | series("ddpjob_status_snapshot_timestamp", "2400x300") | series("ddpjob_status_snapshot_step", "5x300")
-         | phases(Running="1x60 _x69 1x200", Restarting="_x61 1x68 _x200")
-         | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="queued"', "600x129 4800x200"), minutes=168),
     Case("a script that uploads for an hour after its last step", OPERATOR | JOB | {
          f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"}}': "0+54x70 3780x300",
          f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="unknown"}}': "0x70 60+60x300"}, minutes=130),
@@ -247,8 +242,7 @@ def test_an_alert_asks_only_for_metrics_that_exist(alert: str) -> None:
 def test_a_rule_that_is_shortened_for_a_test_differs_in_its_times_alone() -> None:
     rule = ALERTS["DDPJobSnapshotTooOld"]
     found = shortened(rule, 900)
-    times = {"[24h]": "[96000ms]", "offset 2h": "offset 8000ms", "> 7200": "> 8"}
-    assert found["expr"] == functools.reduce(lambda text, time: text.replace(*time), times.items(), rule["expr"])
+    assert found["expr"] == rule["expr"].replace("offset 2h", "offset 8000ms").replace("> 7200", "> 8")
     assert found["for"] == "333ms"
     assert {name: value for name, value in found.items() if name not in ("expr", "for")} == {
         name: value for name, value in rule.items() if name not in ("expr", "for")
