@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
+from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, phase_seconds, read_heartbeats
 from ddp_trainer.contract.histograms import BUCKETS
-from ddp_trainer.launch.status.pod_state import phase_seconds
 
 CONTRACT = (Path(__file__).parents[3] / "docs" / "contracts.md").read_text()
 
@@ -250,3 +249,18 @@ def test_every_second_belongs_to_one_phase_and_what_a_snapshot_held_up_is_no_tra
     assert phase_seconds(beat, now[0]) == spent
     assert phase_seconds(beat, now[0] + 60.0) == spent, "silence is not reported"
     assert phase_seconds(None, now[0]) == {}
+
+
+def test_a_process_in_the_place_of_another_goes_on_with_the_seconds_of_the_attempt(tmp_path):
+    now = [100.0]
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path), clock=lambda: now[0])
+    heartbeat.enter("load")
+    now[0] += 3.0
+    heartbeat.goes_on_after({"load": 1.0, "train": 50.0, "save": 2.0})
+    now[0] += 0.5
+    heartbeat.enter("train")
+    now[0] += 4.0
+    spent = {"load": 1.5, "train": 54.0, "save": 2.0}
+    assert heartbeat.seconds() == spent
+    heartbeat.flush()
+    assert phase_seconds(read_heartbeats(tmp_path)[0], now[0]) == spent

@@ -85,6 +85,7 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
     witness = pods[(victim + 1) % 3]
     eventually(lambda: (witness.status()["step"] or 0) >= KILLED_AFTER, "training has begun")
     assert metrics(pods[0])["ddpjob_train_world_size"] == 3
+    trained = witness.status()["seconds"]["train"]
     os.kill(pods[victim].pids()[victim], signal.SIGKILL)
     assert pods[victim].wait() == 1
     assert (pods[victim].message["reason"], pods[victim].message["rank"]) == ("WorkerKilled", victim)
@@ -100,6 +101,7 @@ def test_the_others_take_the_next_step_and_a_new_rank_joins(
     assert seen["ddpjob_train_world_size"] == live["ranks"] == 3
     assert live["last"]["kind"] == "joined"
     assert answer["resumedFromStep"] == 0, "where the attempt began, so that what it has trained is known"
+    assert answer["seconds"]["train"] > trained, "seconds of the attempt, not of the new process"
     assert [pod.wait() for pod in pods] == [0, 0, 0]
 
     regrouped = events(shared, "regrouped")

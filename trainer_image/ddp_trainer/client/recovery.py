@@ -332,9 +332,11 @@ class Recovery:
             "resumed_from": self._resumed_from,
             "rollbacks": self.attached.rollbacks,
             "skipped": sorted(self.attached.skipped_steps),
+            "phase_seconds": self.heartbeat.seconds(),
         }
         generators = rng.capture()
         facts = json.loads(self._sharing.text(json.dumps(recovery).encode(), source))
+        phase_seconds = facts.pop("phase_seconds")
         own = dict(self.states)
         received = self._sharing.states(self.states, source, is_behind=is_behind)
         if self.shards is not None:
@@ -350,6 +352,7 @@ class Recovery:
             if is_behind:
                 self._take_over(**facts)
             if is_new:
+                self.heartbeat.goes_on_after(phase_seconds)
                 rng.reseed(generators, step=self.position.steps, rank=self.world.rank, world_size=self.world.size)
 
         return take_over

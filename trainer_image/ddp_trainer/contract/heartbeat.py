@@ -306,6 +306,21 @@ class Heartbeat:
             if (before is None) != (step is None):
                 self.flush()
 
+    def seconds(self) -> dict[str, float]:
+        """Seconds in each phase until now, as `phase_seconds` has them."""
+        with self._lock:
+            self._progress()
+            return phase_seconds(self._state, self._state["time"])
+
+    def goes_on_after(self, seconds: Mapping[str, float]) -> None:
+        """This process goes on in the place of another one of this attempt: `seconds` are those of a rank that was
+        there all the time. What this one has spent on its way passed beside them.
+        """
+        with self._lock:
+            now = self._progress()
+            self._state.update(phaseSeconds=dict(seconds), phaseTime=now)
+            self.flush()
+
     def recovers_live(self, ranks: int, costs: Mapping[str, Any]) -> None:
         """`ranks` train now, and live recovery has cost this so far (`live.costs`), by earlier processes too."""
         with self._lock:
@@ -448,3 +463,21 @@ def read_heartbeats(run_dir: Path) -> list[dict[str, Any]]:
             step = read_last_step(path.with_suffix(".step"), found["pid"])
             heartbeats.append(found if step is None else found | {"step": max(step, found["step"] or 0)})
     return sorted(heartbeats, key=lambda heartbeat: heartbeat["rank"])
+
+
+def phase_seconds(heartbeat: Mapping[str, Any] | None, now: float) -> dict[str, float]:
+    """Seconds that a rank has spent in each phase of this attempt, up to its last heartbeat.
+
+    Time that training stood still for a snapshot counts as `save`, not as `train`.
+    """
+    if heartbeat is None:
+        return {}
+    seconds = dict(heartbeat.get("phaseSeconds", {}))
+    seconds[heartbeat["phase"]] = seconds.get(heartbeat["phase"], 0.0) + max(
+        0.0, min(now, heartbeat["time"]) - heartbeat["phaseTime"]
+    )
+    stood = min(heartbeat["counters"]["stallSeconds"]["sum"], seconds.get("train", 0.0))
+    if stood:
+        seconds["train"] -= stood
+        seconds["save"] = seconds.get("save", 0.0) + stood
+    return {phase: round(spent, 3) for phase, spent in seconds.items()}

@@ -66,7 +66,7 @@ def with_goodput(before: DDPJobStatus, after: DDPJobStatus, observed: Observed, 
     if after.start_time is None or before.is_final:
         return after
     ledger = before.goodput or Goodput(last_update_time=after.start_time, activity="queued")
-    activity = _activity(after, observed)
+    activity = _activity(after, observed, ledger.activity if before.internal.reported_seconds else "rendezvous")
     over = after.attempt != before.attempt or after.is_final
     unresolved = before.internal.unresolved_steps
     resumed = None if unresolved is None else _resumed_from(_report(before, observed), before)
@@ -104,8 +104,8 @@ def seconds_of(ledger: Goodput) -> dict[str, float]:
     return {name: getattr(ledger, name) for name in ACTIVITIES}
 
 
-def _activity(status: DDPJobStatus, observed: Observed) -> str:
-    """What the job's time goes into at this moment."""
+def _activity(status: DDPJobStatus, observed: Observed, unheard: str) -> str:
+    """What the job's time goes into at this moment; `unheard` where a job runs whose trainer does not answer."""
     pods = [pod for pod in observed.pods if pod.attempt == status.attempt and not pod.deleting]
     match status.phase:
         case Phase.SUSPENDED:
@@ -113,7 +113,7 @@ def _activity(status: DDPJobStatus, observed: Observed) -> str:
         case Phase.RUNNING:
             report = observed.report
             known = report is not None and report.attempt == status.attempt
-            return _OF_PHASE.get(report.phase, "rendezvous") if report and known else "rendezvous"
+            return _OF_PHASE.get(report.phase, "rendezvous") if report and known else unheard
         case Phase.RESTARTING:
             is_without_nodes = not observed.pods  # a backoff goes on when the last pod of the attempt before is gone
             return "queued" if is_without_nodes or any(not pod.placed for pod in pods) else "recovering"

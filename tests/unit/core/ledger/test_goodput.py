@@ -110,6 +110,17 @@ def test_what_the_trainer_tells_is_split_by_phase_and_the_rest_goes_to_the_activ
     assert twice.goodput.ratio == round(14 / 22, 4)
 
 
+def test_a_trainer_that_does_not_answer_for_a_while_is_not_at_its_rendezvous_again() -> None:
+    before = in_phase(
+        Phase.RUNNING, goodput=ledger("training", training=9.0), reported_seconds={"training": 9.0}, attempt=1
+    )
+    for report in (None, reported("train", attempt=0)):
+        assert with_goodput(before, before, seen(*RUNS, report=report), later(30)) == before
+    heard_again = seen(*RUNS, report=reported("validate", attempt=1, seconds={"train": 35.0, "validate": 4.0}))
+    after = with_goodput(before, before.model_copy(update={"progress": Progress(step=1)}), heard_again, later(31))
+    assert spent(after) == {"training": 36.0, "validating": 4.0}, "each second where the trainer had it"
+
+
 def test_a_trainer_that_tells_of_more_time_than_there_was_gets_no_more() -> None:
     before = in_phase(Phase.RUNNING, goodput=ledger("training"))
     after = before.model_copy(update={"progress": Progress(step=10)})

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.exit_codes import EXIT_FENCED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER
+from ddp_trainer.contract.heartbeat import phase_seconds
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
-from ddp_trainer.launch.status.pod_state import phase_seconds, progress
+from ddp_trainer.launch.status.pod_state import progress
 
 MESSAGE_BYTES: Final = 4096
 """The kubelet cuts what is longer (Kubernetes, "Customizing the termination message")."""

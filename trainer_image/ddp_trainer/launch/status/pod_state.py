@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_trainer.contract.environment import PodEnvironment
+from ddp_trainer.contract.heartbeat import phase_seconds
 from ddp_trainer.launch.status.host import Throttling
 
 RankHeartbeat = Mapping[str, Any]
@@ -66,24 +67,6 @@ def _live(heartbeat: RankHeartbeat | None) -> dict[str, Any] | None:
     counters = heartbeat["counters"]
     recoveries = {kind: sum(found["counts"]) for kind, found in counters["recoverySeconds"].items()}
     return {**live, "recoveries": recoveries, "droppedSteps": counters["droppedSteps"]}
-
-
-def phase_seconds(heartbeat: RankHeartbeat | None, now: float) -> dict[str, float]:
-    """Seconds that a rank has spent in each phase of this attempt, up to its last heartbeat.
-
-    Time that training stood still for a snapshot counts as `save`, not as `train`.
-    """
-    if heartbeat is None:
-        return {}
-    seconds = dict(heartbeat.get("phaseSeconds", {}))
-    seconds[heartbeat["phase"]] = seconds.get(heartbeat["phase"], 0.0) + max(
-        0.0, min(now, heartbeat["time"]) - heartbeat["phaseTime"]
-    )
-    stood = min(heartbeat["counters"]["stallSeconds"]["sum"], seconds.get("train", 0.0))
-    if stood:
-        seconds["train"] -= stood
-        seconds["save"] = seconds.get("save", 0.0) + stood
-    return {phase: round(spent, 3) for phase, spent in seconds.items()}
 
 
 def status(pod: PodEnvironment, start_time: float, pod_state: PodState) -> dict[str, Any]:
