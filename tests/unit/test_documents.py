@@ -17,7 +17,8 @@ import typer
 import yaml
 
 from ddpjob_operator import settings, tenancy
-from ddpjob_operator.api import KIND
+from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
 from ddpjob_operator.core.values.job import Bounds
@@ -109,6 +110,17 @@ def test_every_make_target_in_a_document_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
     named = set(re.findall(r"(?:^|`|= ?)(?:[A-Z_]+=\S* )*make ((?:[a-z][a-z-]* ?)+)", page.read_text(), re.M))
     assert {target for names in named for target in names.split()} <= targets
+
+
+def test_gitops_tools_know_every_phase() -> None:
+    argo, flux = (yaml.safe_load(text) for text in _blocks(ROOT / "docs/operating.md", "yml") if KIND in text)
+    (lua,) = argo["data"].values()
+    assert set(argo["data"]) == {f"resource.customizations.health.{API_VERSION.partition('/')[0]}_{KIND}"}
+    assert set(re.findall(r'phase == "(\w+)"', lua)) == {Phase.FAILED, Phase.SUCCEEDED, Phase.SUSPENDED}
+    (check,) = flux["spec"]["healthCheckExprs"]
+    assert (check["apiVersion"], check["kind"]) == (API_VERSION, KIND)
+    named = [phase for each in ("failed", "current", "inProgress") for phase in re.findall(r"'(\w+)'", check[each])]
+    assert sorted(named) == sorted(Phase)
 
 
 def test_every_page_is_in_the_index() -> None:
