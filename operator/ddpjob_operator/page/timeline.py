@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import zip_longest
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Phase
@@ -195,15 +195,6 @@ def shares(goodput: Goodput | None) -> tuple[Share, ...]:
         found.append(Share(name, label, seconds[name], words, percent, round(x, 2), round(1000 * part, 2)))
         x += 1000 * part
     return tuple(found)
-
-
-def span_in_words(attempts: tuple[Attempt, ...], now: datetime) -> str:
-    """Such as `2m03s in 3 attempts`."""
-    if not attempts:
-        return ""
-    total = sum((((attempt.end or now) - attempt.start) for attempt in attempts), timedelta())
-    count = f"{len(attempts)} attempts" if len(attempts) > 1 else "1 attempt"
-    return f"{seconds_in_words(total.total_seconds())} in {count}"
 
 
 def _outcome(job: JobRecord) -> str:

@@ -66,8 +66,6 @@ class StallReport:
     """`rank` has been silent for longer than allowed; `message` says where every rank stood."""
 
     rank: int
-    silent_seconds: float
-    allowed_seconds: float
     message: str
     node: int | None = None
 
@@ -95,7 +93,7 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
     message = f"rank {culprit.rank} {what}: {where}"
     if more > 0:
         message += f"; and {more} more ranks"
-    return StallReport(culprit.rank, silent, allowed, message, culprit.node)
+    return StallReport(culprit.rank, message, culprit.node)
 
 
 def is_late(rank: Rank, now: float, limits: Limits) -> bool:

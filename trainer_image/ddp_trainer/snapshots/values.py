@@ -116,8 +116,3 @@ class SnapshotEvent:
     save_seconds: float = 0.0
     failures: int = 0
     interval: ChosenInterval | None = None
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether it is time to report SnapshotsFailing."""
-        return self.failures >= FAILING_AFTER
