@@ -16,7 +16,7 @@ import torch
 
 from ddp_trainer.snapshots.__main__ import main
 from ddp_trainer.snapshots.checkpoints import Checkpoints
-from ddp_trainer.snapshots.codec.state import write_state
+from ddp_trainer.snapshots.codec.state import Staging
 from ddp_trainer.snapshots.trust.manifest import Manifest
 from ddp_trainer.snapshots.values import Identity, Progress
 from ddpjob_operator.follow.volume_export import Held, parse_held
@@ -32,7 +32,7 @@ def models(volume: Any) -> dict[int, torch.nn.Module]:
         models[step] = torch.nn.Linear(3, 2)
         state = {"model": models[step].state_dict()}
         manifest = Manifest("digits", "uid-1", 0, step, 0, step * 8, 1, "ddp", 8, 1763703999.0)
-        store.save(lambda directory, state=state: write_state(directory, state), manifest)
+        store.save(lambda directory, state=state: Staging().stage(state).write(directory), manifest)
     return models
 
 

@@ -18,7 +18,7 @@ import torch
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.codec import rng
-from ddp_trainer.snapshots.codec.state import File, Staging, file_in_memory, parse_files, read_state, write_state
+from ddp_trainer.snapshots.codec.state import File, Staging, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.codec.tensorfile import TensorFile, lay_out
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Manifest
@@ -132,7 +132,7 @@ def test_two_paths_with_one_name_are_told_apart() -> None:
 
 def test_model_file_is_what_other_programs_read_as_safetensors(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5))
-    write_state(tmp_path, {"model": model.state_dict()})
+    Staging().stage({"model": model.state_dict()}).write(tmp_path)
     loaded = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert loaded.keys() == model.state_dict().keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
@@ -172,16 +172,17 @@ def test_a_bit_flipped_in_a_header_is_a_corrupt_file_and_not_one_of_another_prog
     store = volume.writer()
     states = {"model": {"w": torch.randn(1000), "b": torch.randn(3)}}
     manifest = store.save(
-        lambda directory: write_state(directory, states), Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0)
+        lambda directory: Staging().stage(states).write(directory),
+        Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0),
     )
     path = volume.step(1) / "model.safetensors"
     data = path.read_bytes()
     for position in (0, 7, 8, 30, 60, len(data) - 1):
         path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
         with pytest.raises(CorruptSnapshotError, match="SHA-256"):
-            read_state(volume.step(1), manifest)
+            read_files(volume.step(1), manifest)
     path.write_bytes(data)
-    assert torch.equal(read_state(volume.step(1), manifest)["model"]["w"], states["model"]["w"])
+    assert torch.equal(parse_files(read_files(volume.step(1), manifest))["model"]["w"], states["model"]["w"])
 
 
 def test_each_tensor_that_is_read_has_aligned_memory_of_its_own() -> None:
@@ -237,7 +238,7 @@ def test_a_malicious_pickle_in_a_snapshot_is_never_executed(volume: Any, tmp_pat
 
     manifest = store.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
     with pytest.raises(IncompatibleSnapshotError):
-        read_state(volume.step(1), manifest)
+        parse_files(read_files(volume.step(1), manifest))
     with pytest.raises(IncompatibleSnapshotError):
         parse(evil)
     assert not (tmp_path / "executed").exists()

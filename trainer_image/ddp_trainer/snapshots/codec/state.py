@@ -125,15 +125,6 @@ class Staging:
         return Staged(structure, files)
 
 
-def write_state(
-    directory: Path, states: Mapping[str, Any], rng: Tensor | None = None, disk: Disk | None = None
-) -> None:
-    """Write `states` (name -> state_dict) and the generators of all ranks, uint8 [world size, bytes], into
-    `directory`.
-    """
-    Staging().stage(states if rng is None else {**states, RNG: {"ranks": rng}}).write(directory, disk)
-
-
 def file_in_memory(name: str, size: int) -> File:
     """Memory for a file of a snapshot; its `pieces` are to be filled."""
     return TensorFile(size) if name.endswith(TENSORS) else PlainFile(size)
@@ -151,11 +142,6 @@ def read_files(directory: Path, manifest: Manifest, *, check_shards: bool = True
         files[name] = file_in_memory(name, entry.bytes)
         read_verified_into(directory, name, entry, files[name].pieces())
     return files
-
-
-def read_state(directory: Path, manifest: Manifest) -> dict[str, Any]:
-    """The states of a snapshot by name, on the CPU. Raises as `read_files` and `parse_files` do."""
-    return parse_files(read_files(directory, manifest))
 
 
 def parse_files(files: dict[str, File]) -> dict[str, Any]:
