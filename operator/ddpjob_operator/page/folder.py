@@ -44,8 +44,6 @@ _ALL_LOG_BYTES = 64 << 20
 _LINES_AT_A_TIME = 256
 _MOST_LINES_ON_PAGE = 40
 _SHOWN_EVENT_FIELDS = ("message", "eval_loss", "eval_accuracy", "epoch_loss", "epoch")
-_QUIET_EVENTS = ("snapshot_saved", "validated", "epoch")
-"""Those of a run that goes well, of which there are many."""
 
 
 class FolderSource:

@@ -237,7 +237,7 @@ def auto_chooses_its_interval_from_stall_and_history(volume: Path) -> Any:
     run.train(run.step + 20, pause=0.1)
     run.snapshots.close()
     chosen = [asdict(event.interval) for event in run.events if event.interval is not None]
-    return {"saved": saved, "chosen": chosen, "interval": run.snapshots._schedule.seconds}
+    return {"saved": saved, "chosen": chosen, "interval": run.snapshots._schedule._timetable.seconds}
 
 
 def meet_again(store: Path) -> None:

@@ -40,7 +40,6 @@ class Stall:
     """The stall of the gang: `rank` is the one that is named, `here` whether it is of this node."""
 
     rank: int
-    node: int
     message: str
     here: bool
     stack: str = ""
@@ -135,7 +134,7 @@ class GangWatch:
         if found is None:
             self._next_question = now + self._pause
             return None
-        return Stall(found.rank, self._pod.node_rank or 0, found.message, here=True)
+        return Stall(found.rank, found.message, here=True)
 
     def _judge(self, answers: Answers, now: float) -> Stall | None:
         """Publish the verdict, if there is one. Ranks that recover live go on without a rank that stands still: its
@@ -181,9 +180,8 @@ class GangWatch:
         save_stacks(texts, title, [self._pod.log_dir], self._file_of_all)
 
     def _agreed(self, verdict: Mapping[str, Any]) -> Stall:
-        node = verdict["nodeRank"]
-        here = node == self._pod.node_rank and verdict["rank"] >= 0
-        return Stall(verdict["rank"], node, verdict["message"], here, verdict["stack"])
+        here = verdict["nodeRank"] == self._pod.node_rank and verdict["rank"] >= 0
+        return Stall(verdict["rank"], verdict["message"], here, verdict["stack"])
 
     @property
     def _pause(self) -> float:

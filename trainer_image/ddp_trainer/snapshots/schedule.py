@@ -150,11 +150,6 @@ class SaveSchedule:
         self._next_look = 0
         self._history: Sequence[Attempt] = ()
 
-    @property
-    def seconds(self) -> float | None:
-        """The interval of time as it is now; None where steps or epochs are counted."""
-        return None if self._timetable is None else self._timetable.seconds
-
     def start(self, step: int) -> None:
         """Training begins after `step` finished steps; intervals of time are counted from now."""
         if self.every.is_timed:

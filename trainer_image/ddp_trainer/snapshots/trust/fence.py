@@ -37,8 +37,6 @@ class Attempt:
     uid: str
     time: float | None = None
     host: str | None = None
-    world_size: int | None = None
-    nodes: int | None = None
 
     @property
     def name(self) -> str:
@@ -75,7 +73,7 @@ class Fence:
         Raises FencedError if there is a token of a newer attempt, UserError for a uid or number that cannot be a file
         name, OSError if the volume cannot be written.
         """
-        own = Attempt(created, attempt, uid, time.time(), socket.gethostname(), world_size, nodes)
+        own = Attempt(created, attempt, uid, time.time(), socket.gethostname())
         if not _NAME.fullmatch(own.name):
             raise UserError(
                 f"created={created}, attempt={attempt}, uid={uid!r} cannot name an attempt: "
@@ -131,15 +129,13 @@ def history(job_dir: Path) -> list[Attempt]:
 def _parse(name: str, details: dict[str, object] | None = None) -> Attempt:
     created, attempt, uid = name.split("-", 2)
     details = details or {}
-    when, host, world_size, nodes = (details.get(key) for key in ("time", "host", "worldSize", "nodes"))
+    when, host = details.get("time"), details.get("host")
     return Attempt(
         int(created),
         int(attempt),
         uid,
         float(when) if isinstance(when, int | float) else None,
         host if isinstance(host, str) else None,
-        world_size if isinstance(world_size, int) else None,
-        nodes if isinstance(nodes, int) else None,
     )
 
 
