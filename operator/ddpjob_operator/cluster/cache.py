@@ -127,9 +127,6 @@ class Cache:
         for known in self._unwatched.values():
             known.service = known.report = None
 
-    def keys(self) -> tuple[Key, ...]:
-        return tuple(self._jobs)
-
     def observed(self, owner: Owner) -> Observed:
         """All that is known of a job's children at this moment, in a stable order."""
         views = [self._pods[uid].view for uid in self._uids_of(owner)]
@@ -376,19 +373,6 @@ class Cache:
         """Take in what a job's trainer reports."""
         self._of(owner).report = report
 
-    def take_lists(
-        self, namespace: str | None, jobs: Iterable[Json], pods: Iterable[Json], jobs_version: int, pods_version: int
-    ) -> set[Key]:
-        """Take in complete lists of one namespace (None: of all), and what they lack: see `end_lists`."""
-        jobs, pods = tuple(jobs), tuple(pods)
-        known = {key for key in self._jobs if namespace in (None, key.namespace)}
-        for job in jobs:
-            self.put_job(job)
-        for pod in pods:
-            self.put_pod(pod)
-        listed = Listed(_uids(jobs), jobs_version), Listed(_uids(pods), pods_version)
-        return known | self.end_lists(namespace, *listed)
-
     def end_lists(self, namespace: str | None, jobs: Listed, pods: Listed) -> set[Key]:
         """Take in what complete lists of one namespace lack: it is gone, unless it is newer. What they have was put
         before.
@@ -443,10 +427,6 @@ def controller_of(obj: Json) -> Mapping[str, Any]:
             found: Mapping[str, Any] = reference
             return found
     return {}
-
-
-def _uids(objects: Iterable[Json]) -> frozenset[str]:
-    return frozenset(obj["metadata"]["uid"] for obj in objects)
 
 
 def _version(obj: Json) -> int:

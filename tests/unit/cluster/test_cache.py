@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.unit.cluster.lists import take_lists
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod, owner_of
 from ddpjob_operator.cluster.children import CLAIM, POLICY, SERVICE
@@ -135,7 +136,7 @@ def test_a_stale_list_does_not_bring_back_what_is_gone() -> None:
     cache.put_job(job(4))
     cache.put_pod(pod(5))
     cache.drop_pod(pod(8))
-    cache.take_lists(None, [job(4)], [pod(5)], 6, 6)
+    take_lists(cache, None, [job(4)], [pod(5)], 6)
     assert phases(cache) == []
 
 
@@ -143,7 +144,7 @@ def test_a_list_drops_what_it_lacks() -> None:
     cache = Cache()
     cache.put_job(job(4))
     cache.put_pod(pod(5))
-    assert cache.take_lists(None, [], [], 9, 9) == {KEY}
+    assert take_lists(cache, None, [], [], 9) == {KEY}
     assert cache.job(KEY) is None
     assert phases(cache) == []
 
@@ -152,7 +153,7 @@ def test_a_list_does_not_drop_what_is_newer_than_itself() -> None:
     cache = Cache()
     cache.put_job(job(12))
     cache.put_pod(pod(13))
-    cache.take_lists(None, [], [], 9, 9)
+    take_lists(cache, None, [], [], 9)
     assert cache.job(KEY) is not None
     assert phases(cache) == ["Pending"]
 
@@ -161,7 +162,7 @@ def test_a_list_of_one_namespace_says_nothing_about_another() -> None:
     cache = Cache()
     cache.put_job(job(4))
     cache.put_pod(pod(5))
-    assert cache.take_lists("other", [], [], 9, 9) == set()
+    assert take_lists(cache, "other", [], [], 9) == set()
     assert phases(cache) == ["Pending"]
 
 
@@ -294,9 +295,9 @@ def test_what_is_gone_is_forgotten_after_two_rounds_of_lists() -> None:
 def test_nothing_is_decided_about_a_namespace_before_its_lists_are_there() -> None:
     cache = Cache()
     assert not cache.is_listed("ns")
-    cache.take_lists("ns", [], [], 9, 9)
+    take_lists(cache, "ns", [], [], 9)
     assert (cache.is_listed("ns"), cache.is_listed("other")) == (True, False)
-    cache.take_lists(None, [], [], 9, 9)
+    take_lists(cache, None, [], [], 9)
     assert cache.is_listed("other")
 
 
@@ -426,8 +427,8 @@ def test_a_pod_of_a_job_that_is_gone_is_unclaimed_once_it_is_deleted() -> None:
 
 
 def test_a_list_has_the_job_of_each_pod_looked_at_that_is_gone() -> None:
-    assert Cache().take_lists(None, [], [held(pod(5), deleting=True)], 9, 9) == {KEY}
-    assert Cache().take_lists("other", [], [], 9, 9) == set()
+    assert take_lists(Cache(), None, [], [held(pod(5), deleting=True)], 9) == {KEY}
+    assert take_lists(Cache(), "other", [], [], 9) == set()
 
 
 def test_an_orphan_is_unclaimed_until_it_is_released() -> None:
@@ -438,7 +439,7 @@ def test_an_orphan_is_unclaimed_until_it_is_released() -> None:
     assert cache.put_pod(held(pod(6, owner=None)))
     key = key_of_pod(pod(6, owner=None))
     assert cache.unclaimed(key, None) == UNCLAIMED
-    assert cache.take_lists(None, [], [held(pod(6, owner=None))], 9, 9) == {KEY, key}
+    assert take_lists(cache, None, [], [held(pod(6, owner=None))], 9) == {KEY, key}
     cache.drop_pod(pod(10, owner=None))
     assert cache.unclaimed(key, None) == ()
 

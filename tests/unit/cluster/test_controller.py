@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.unit.answers import Server, ok, status
+from tests.unit.cluster.lists import take_lists
 from tests.unit.cluster.test_status import merged
 
 from ddpjob_operator import metrics
@@ -61,7 +62,7 @@ async def test_nothing_is_asked_for_again_in_a_namespace_that_is_deleted(
 ) -> None:
     job = running("ns", nodes=2, resources={})
     del job["status"]
-    controller.cache.take_lists("ns", [job], [], 7, 7)
+    take_lists(controller.cache, "ns", [job], [], 7)
     message = "services is forbidden: unable to create new content in namespace ns because it is being terminated"
 
     async def refuse(request: web.Request) -> web.Response:
@@ -84,7 +85,7 @@ async def test_a_spec_that_leaves_no_room_for_the_status_is_an_event(
 ) -> None:
     recorded: list[Event] = []
     monkeypatch.setattr(controller.recorder, "record", lambda about, event: recorded.append(event))
-    controller.cache.take_lists("ns", [running("ns") | {"status": {}}], [], 7, 7)
+    take_lists(controller.cache, "ns", [running("ns") | {"status": {}}], [], 7)
     server.answers = [status(500, "InternalError", "etcdserver: request is too large")]
     with pytest.raises(ApiError, match="too large"):
         await controller.reconcile(KEY)
@@ -113,7 +114,7 @@ async def test_a_restart_whose_write_was_not_answered_is_counted_once(
     job, reported, writes = running(namespace), list[str](), list[int]()
     monkeypatch.setattr(controller.recorder, "record", lambda about, event: reported.append(event.reason))
     key = Key(namespace, "digits")
-    controller.cache.take_lists(namespace, [deepcopy(job)], [], 1, 1)
+    take_lists(controller.cache, namespace, [deepcopy(job)], [], 1)
 
     def write(body: dict[str, Any]) -> None:
         job["metadata"] = job["metadata"] | {"resourceVersion": str(int(job["metadata"]["resourceVersion"]) + 1)}
@@ -162,7 +163,7 @@ async def test_an_end_that_comes_with_a_refusal_is_notified(server: Server, cont
 
     hook: Any = SimpleNamespace(offer=offer)
     controller.webhook, controller.clock = hook, lambda: now[0]
-    controller.cache.take_lists("ns", [job], [], 7, 7)
+    take_lists(controller.cache, "ns", [job], [], 7)
 
     async def answer(request: web.Request) -> web.Response:
         """The pods are refused after a while, in which the deadline passes."""
@@ -265,7 +266,7 @@ async def test_a_pass_that_outlives_the_leadership_asks_no_trainer_and_shows_no_
         "spec": {"nodeName": "node-1"},
         "status": {"phase": "Running", "podIP": "127.0.0.1"},
     }
-    cache.take_lists("ns", [job], [pod], 7, 7)
+    take_lists(cache, "ns", [job], [pod], 7)
     child = {"metadata": {"name": "digits-rdzv", "namespace": "ns", "uid": "child-1", "resourceVersion": "4"}}
     selector = {"training.ddpjob.io/attempt": "0"}
     service = {"spec": {"clusterIP": "10.96.0.7", "ports": [{"port": 29500}], "selector": selector}}

@@ -55,7 +55,7 @@ def bytes_kept(spec: str, metadata: str = "") -> int:
             cache.put_job(job(number, spec, metadata))
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
-        assert len(cache.keys()) == JOBS
+        assert len(cache._jobs) == JOBS
     finally:
         tracemalloc.stop()
     return after - before
