@@ -20,7 +20,6 @@ from ddpjob_operator.core.manifests.spec_changes import edited_fields
 from ddpjob_operator.core.transitions import degrade, mark_scheduled, mark_unscheduled, recover
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event, ReadWarnings
-from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase, PodView
@@ -154,7 +153,6 @@ HINTS: tuple[tuple[str, str, str], ...] = (
 def with_problems(look: Look) -> Look:
     """The look with what is wrong, if anything is."""
     job = look.job
-    look = look.with_status(recorded(look.status, observed_generation=job.generation))
     if edited := edited_fields(job, look.status):
         names = ", ".join(f"spec.{name}" for name in edited)
         message = (
