@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +12,9 @@ import pytest
 from tests.support.starting import starts_processes
 from tests.support.tmpfs import small_tmpfs
 
+from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.json_files import read_json, reserve, write_json
+from ddp_trainer.launch.attempt import CannotStart
 
 FILL = """
 import os, time
@@ -81,6 +84,13 @@ def test_a_write_that_fails_for_it_names_the_shared_memory_and_not_the_volume(st
     assert pod.wait(60) == 1
     assert pod.message["reason"] == "DiskFull"
     assert "(/dev/shm of the pod, 4 MiB): raise its size" in pod.message["message"]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(errno.ENOSPC, "DiskFull"), (errno.EDQUOT, "DiskFull"), (errno.EROFS, "WorkerException")]
+)
+def test_a_start_that_fails_for_space_or_a_quota_is_a_full_disk(pod: PodEnvironment, number: int, reason: str) -> None:
+    assert CannotStart(pod, OSError(number, "")).reason == reason
 
 
 def test_a_file_is_overwritten_where_it_is_while_there_is_no_space(memory):

@@ -6,7 +6,6 @@ started already, with torch imported: that is half of what a start costs.
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from ddp_trainer.contract import run_dir
 from ddp_trainer.contract.environment import PodEnvironment, Target
+from ddp_trainer.launch.code import volume_failure
 from ddp_trainer.launch.interface import gloo_interface
 from ddp_trainer.launch.relay import Relay, StderrRelay
 from ddp_trainer.launch.torchrun import place_variables, torchrun_arguments, torchrun_environment, usable_cpus
@@ -38,8 +38,8 @@ class CannotStart(Exception):
     """torchrun could not be started; `reason` as in docs/contracts.md section 5."""
 
     def __init__(self, pod: PodEnvironment, error: OSError) -> None:
-        self.reason = "DiskFull" if error.errno == errno.ENOSPC else "WorkerException"
-        super().__init__(f"torchrun could not be started with DDPJOB_RUN_DIR={pod.run_dir}: {error}")
+        self.reason, message = volume_failure(f"torchrun could not be started with DDPJOB_RUN_DIR={pod.run_dir}", error)
+        super().__init__(message)
 
 
 class PreparedTorchrun(NamedTuple):
