@@ -6,7 +6,6 @@ Classes of torch are known by name and messages by their text: the launcher read
 from __future__ import annotations
 
 import contextlib
-import errno
 import signal
 import time
 import traceback
@@ -100,8 +99,7 @@ def _classify_one(error: BaseException) -> ExitClass | None:
     if (_of_another_process(error) or "").startswith(_USER_ERROR):
         return EXIT_USER, "UserError"
     if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return (EXIT_FAILED, "DiskFull") if full else None
+        return (EXIT_FAILED, "DiskFull") if error.errno in FULL else None
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return EXIT_FAILED, "OutOfMemory"
     if no_space(text):

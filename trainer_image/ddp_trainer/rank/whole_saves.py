@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.rank.after_import import after_import, after_import_in_all_processes
 
 SERIALIZATION: Final = "torch.serialization"
@@ -40,7 +41,6 @@ ROOM: Final = 1.1
 MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Files there count as memory of the pod: two of them may end it, and none outlasts it."""
 _PROBE_BYTES: Final = 1 << 20
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _is_on_disk(file: Path) -> bool:
     except OSError as error:
         if error.errno == errno.EIO:
             raise
-        return error.errno not in _FULL  # some file systems refuse to sync
+        return error.errno not in FULL  # some file systems refuse to sync
     return True
 
 
@@ -236,7 +236,7 @@ def _is_full(folder: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.errno in _FULL
+        return error.errno in FULL
     return False
 
 

@@ -22,8 +22,6 @@ Chunk = bytes | bytearray | memoryview
 UNKNOWN_BYTES: Final = sys.maxsize
 """Free on a file system without a size, as one on FUSE may be: its writes say when it is full."""
 
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
-
 
 class Disk:
     """The real file system. Every method raises OSError as the system call does."""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_trainer.contract.exit_codes import FencedError
-from ddp_trainer.snapshots.trust.disk import NO_SPACE, UNKNOWN_BYTES, Disk
+from ddp_trainer.contract.json_files import FULL
+from ddp_trainer.snapshots.trust.disk import UNKNOWN_BYTES, Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import listing, manifest_in, set_aside_in, steps_in
@@ -263,7 +264,7 @@ class SnapshotStore:
     def _is_full(self, error: Exception, expected_bytes: int) -> bool:
         # A library that writes on its own may hide ENOSPC behind an error of its own; then the disk itself is asked.
         if isinstance(error, OSError) and error.errno is not None:
-            return error.errno in NO_SPACE
+            return error.errno in FULL
         return self._free_bytes() < expected_bytes + _SLACK
 
     def _free_bytes(self) -> int:
