@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.secret_names import VARIABLES
 
 from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
 from ddp_trainer.launch.exit.termination_message import encode, message_of, redacted
@@ -81,23 +82,7 @@ def test_a_secret_is_masked_whole(environ):
     assert masked["message"] == "no user has ***"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "is_secret"),
-    [
-        ("TOKENIZER_PATH", "/mnt/shared/bpe", False),
-        ("TOKENIZERS_PARALLELISM", "disabled", False),
-        ("MAX_TOKENS", "1000000", False),
-        ("NUM_TOKENS_PER_BATCH", "1048576", False),
-        ("API_TOKENS", "sk-abcdef,sk-ghijkl", True),
-        ("OTP_TOKEN", "123456", True),
-        ("ACCOUNT_TOKEN", "123456", True),
-        ("MAX_TOKEN_LENGTH", "131072", False),
-        ("HF_TOKEN", "hf_abcdef", True),
-        ("TOKEN", "1234567890123", True),
-        ("db_password", "12345678", True),
-        ("TOKENIZER_API_KEY", "abcdef", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "is_secret"), VARIABLES)
 def test_the_name_of_a_variable_says_whether_it_is_secret_and_a_count_of_tokens_is_not(name, value, is_secret):
     masked = redacted(EXAMPLE | {"message": f"at {value}"}, {name: value})
     assert masked["message"] == ("at ***" if is_secret else f"at {value}")

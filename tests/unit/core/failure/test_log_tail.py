@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import failed, make_job, make_pod, seen
+from tests.support.secret_names import VARIABLES
 
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.log_tail import TAIL_CHARACTERS, log_tail, log_to_read
@@ -80,23 +81,7 @@ def test_a_secret_is_masked_whole(env: dict[str, str]) -> None:
     assert log_tail(job, seen(POD, logs={POD.uid: "no user has hf_abcdef"}), failure()) == "no user has ***"
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "is_secret"),
-    [
-        ("TOKENIZER_PATH", "/mnt/shared/bpe", False),
-        ("TOKENIZERS_PARALLELISM", "disabled", False),
-        ("MAX_TOKENS", "1000000", False),
-        ("NUM_TOKENS_PER_BATCH", "1048576", False),
-        ("API_TOKENS", "sk-abcdef,sk-ghijkl", True),
-        ("OTP_TOKEN", "123456", True),
-        ("ACCOUNT_TOKEN", "123456", True),
-        ("MAX_TOKEN_LENGTH", "131072", False),
-        ("HF_TOKEN", "hf_abcdef", True),
-        ("TOKEN", "1234567890123", True),
-        ("db_password", "12345678", True),
-        ("TOKENIZER_API_KEY", "abcdef", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "is_secret"), VARIABLES)
 def test_the_name_of_a_variable_says_whether_it_is_secret_and_a_count_of_tokens_is_not(
     name: str, value: str, is_secret: bool
 ) -> None:
