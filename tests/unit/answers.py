@@ -35,3 +35,10 @@ def ok(value: Any) -> web.Response:
 def status(code: int, reason: str, message: str = "", **headers: str) -> web.Response:
     body = {"kind": "Status", "reason": reason, "message": message, "code": code}
     return web.json_response(body, status=code, headers=headers)
+
+
+async def cut(request: web.Request) -> web.Response:
+    """No answer: the connection is closed."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()

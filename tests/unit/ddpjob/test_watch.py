@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from IPython.lib.pretty import pretty
 from tests.unit.answers import Server, ok
+from tests.unit.follow.test_read import POD, RANKS
 
 from ddpjob import AsyncJob, Job
 from ddpjob.notebook import NotebookDisplay, display_here, html_of
@@ -99,18 +100,6 @@ async def test_one_output_follows_the_job_to_its_end(server: Server, client: Cli
     assert "step 4/4 (100%), loss 1" in last
     assert "█▁</span> loss" in last
     assert "ddpjob" not in {thread.name for thread in notebook.threads}, "a notebook shows what its own thread shows"
-
-
-POD = {
-    "metadata": {
-        "name": "train-0-0", "namespace": "default", "uid": "pod-1",
-        "labels": {"training.ddpjob.io/attempt": "0", "training.ddpjob.io/node-rank": "0"},
-        "ownerReferences": [{"uid": "job-1", "controller": True}],
-    },
-    "spec": {"nodeName": "worker-1", "containers": [{"name": "trainer"}]},
-    "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "ready": True, "state": {"running": {}}}]},
-}  # fmt: skip
-RANKS = [{"rank": rank, "phase": "train", "step": 7, "stepSeconds": 0.1, "dataSeconds": 0.05 * rank} for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("refused", [False, True])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
-from tests.unit.answers import Server, ok, status
+from tests.unit.answers import Server, cut, ok, status
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.runtime import client as api
@@ -43,11 +43,6 @@ async def test_half_an_answer_is_an_error_and_not_a_value(server: Server, client
 
 
 async def test_a_server_that_is_not_there_is_an_error_without_a_status(server: Server, client: Client) -> None:
-    async def cut(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
     server.answers = [cut]
     with pytest.raises(ApiError) as raised:
         await client.create("/api/v1/pods", "pods", {})

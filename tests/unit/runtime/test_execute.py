@@ -6,7 +6,7 @@ import json
 
 import pytest
 from aiohttp import WSMsgType, web
-from tests.unit.answers import Answer, Server, status
+from tests.unit.answers import Answer, Server, cut, status
 
 from ddpjob_operator.runtime import client as api
 from ddpjob_operator.runtime.client import Client
@@ -92,11 +92,6 @@ async def test_a_connection_that_falls_silent_is_given_up(
 
 
 async def test_a_server_that_is_not_there_is_a_connection_that_failed(server: Server, client: Client) -> None:
-    async def cut(request: web.Request) -> web.Response:
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
-
     server.answers = [cut]
     with pytest.raises(ApiError) as raised:
         await read(client)
