@@ -314,9 +314,3 @@ EVENTS = (
     Reason("Failed", "Warning", "The job has failed; the message has the reason."),
 )
 """Kubernetes Events of a DDPJob; `of` is their type."""
-
-
-def documented() -> frozenset[str]:
-    """Every phase, condition type and reason of the tables."""
-    rows = (*STATES, *STARTUP, *FAILURES, *EVENTS)
-    return frozenset({phase.value for phase in PHASES} | CONDITIONS.keys() | {row.name for row in rows})
