@@ -147,13 +147,11 @@ class Heartbeat:
         }
 
     @classmethod
-    def from_env(
-        cls, environ: Mapping[str, str] | None = None, *, observed: bool = False, own_loop: bool = False
-    ) -> Heartbeat:
+    def from_env(cls, environ: Mapping[str, str] | None = None, *, observed: bool = False) -> Heartbeat:
         """The heartbeat of this rank, from DDPJOB_RUN_DIR (silent without it), RANK and LOCAL_RANK."""
         own = parse_rank(os.environ if environ is None else environ)
         directory = heartbeat_dir(own.run_dir) if own.run_dir else None
-        return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed, own_loop=own_loop)
+        return cls(directory, rank=own.rank, local_rank=own.local_rank, observed=observed)
 
     @property
     def loss(self) -> float | None:
