@@ -69,6 +69,21 @@ def test_it_ends_with_the_weights_of_a_plain_loop_on_the_same_samples(attach_liv
     assert torch.allclose(plain.weight, loop.model.weight, atol=1e-6)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_loss_of_resets_are_those_of_the_whole_batch(attach_live: Attach, set_to_none: bool) -> None:
+    """A rank takes its share in several micro-batches while others are missing."""
+    loop, other = Loop(attach_live), Loop(attach_live, environ={"DDPJOB_NAME": "other"})
+
+    def loss_of(share: Tensor) -> Tensor:
+        loop.optimizer.zero_grad(set_to_none=set_to_none)
+        return loop.loss(share)
+
+    batch = list(range(8))  # twice what the ranks take at once
+    loop.run.train_step(batch, loss_of, loop.optimizer.step)
+    other.run.train_step(batch, other.loss, other.optimizer.step)
+    assert torch.equal(loop.model.weight, other.model.weight)  # type: ignore[arg-type]
+
+
 def test_it_goes_on_after_a_snapshot_with_the_next_batch(attach_live: Attach) -> None:
     first = Loop(attach_live).train(until=4)
     first.run.finish()

@@ -107,20 +107,27 @@ class SharedPasses:
     def _local_gradient(self, batch: Tensor, loss_of: LossOf) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
         cuts = micro_batches(batch, self._world.rank, self._world.size, self._micro_batch)
-        for number, (indices, count) in enumerate(cuts):
+        for indices, count in cuts:
             if count:  # else the batch is smaller than the number of ranks
-                loss += self._part(loss_of, indices, count / len(batch), is_first=number == 0)
+                loss += self._part(loss_of, indices, count / len(batch))
         return loss
 
-    def _part(self, loss_of: LossOf, indices: Tensor, weight: float, *, is_first: bool) -> Tensor:
+    def _part(self, loss_of: LossOf, indices: Tensor, weight: float) -> Tensor:
+        # set aside what the micro-batches before have added: zero_grad() in loss_of would take it away
+        parameters = self._parameters
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
         loss = loss_of(indices)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise UserError(
                 "loss_of(share) returns the mean loss of its samples, a tensor of one number with its graph: not "
                 "loss.item(), and not under torch.no_grad()"
             )
-        if is_first and any(parameter.grad is not None for parameter in self._parameters):
+        if any(parameter.grad is not None for parameter in parameters):
             raise UserError("loss_of(share) has called backward(): leave that out, the run does it with the loss")
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         torch.autograd.backward(loss.reshape(()) * weight)
         return loss.detach().double().reshape(()) * weight
 
