@@ -196,6 +196,36 @@ def test_a_rank_that_joins_with_another_batch_is_an_error_on_all(start: StartRan
     assert "is not the same on all ranks" in said[0]
 
 
+DIFFERS = """
+    import os, torch, ddp_trainer
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = ddp_trainer.attach_live(model, optimizer, global_batch=2, total_steps=8)
+    run.resume()
+    for batch in run.batches(2):
+        if run.step == 4 and os.environ["RANK"] == "1":
+            {}
+        run.train_step(batch, lambda share: model(torch.ones(len(share), 1)).mean(), optimizer.step)
+    run.finish()
+"""
+
+
+@pytest.mark.parametrize(
+    ("differs", "message"),
+    [
+        ("model[0].requires_grad_(False)", "in step 5 the ranks do not train the same parameters"),
+    ],
+)
+def test_what_one_rank_alone_does_is_an_error(start: StartRank, shared: Path, differs: str, message: str) -> None:
+    """Its collectives would be taken for others, and all would wait."""
+    script = shared.parent / "train.py"
+    script.write_text(textwrap.dedent(DIFFERS.format(differs)))
+    pair = {"DDPJOB_LIVE": "false", "DDPJOB_NODES": "1", "DDPJOB_PROCS_PER_NODE": "2"}
+    pod = start(0, argv=("--script", str(script)), **pair)
+    assert pod.wait() == 64, pod.log
+    assert message in pod.message["message"]
+
+
 WAITS_BETWEEN_STEPS = """
     import os, time, torch, ddp_trainer
     model = torch.nn.Linear(1, 1)

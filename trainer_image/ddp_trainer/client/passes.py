@@ -70,11 +70,11 @@ class SharedPasses:
             parameter.grad = None
         if self._world.size == 1:
             return self._local_gradient(batch, loss_of)
+        compared = _Compared(step, batch, epoch_end, parameters)
         # Running statistics are rank 0's, as under DDP: they are what the snapshot holds.
         for module in self._modules:
             if not isinstance(module, AveragedModel):
                 from_first(persistent_buffers(module), self._wait)
-        compared = _Compared(step, batch, epoch_end, len(parameters))
         loss = self._local_gradient(batch, loss_of)
         compared.check(self._wait)
         sum_gradients(shared_gradients(parameters, self._world.device, self._wait), self._wait)
@@ -135,20 +135,27 @@ class SharedPasses:
 class _Compared:
     """Whether all ranks take the same step on the same batch. The answer is on its way while they compute."""
 
-    def __init__(self, step: int, batch: Tensor, epoch_end: bool, parameters: int) -> None:
+    def __init__(self, step: int, batch: Tensor, epoch_end: bool, parameters: Iterable[Tensor]) -> None:
         self._step = step
         data = batch.contiguous().numpy().tobytes()
-        own = zlib.crc32(data, zlib.crc32(repr((step, len(batch), epoch_end, parameters)).encode()))
-        self._greatest = torch.tensor([own, -own], dtype=torch.int64, device="cpu")
+        taken = zlib.crc32(data, zlib.crc32(repr((step, len(batch), epoch_end)).encode()))
+        trained = zlib.crc32(bytes(parameter.requires_grad for parameter in parameters))
+        self._greatest = torch.tensor([taken, -taken, trained, -trained], dtype=torch.int64, device="cpu")
         self._work = started(dist.all_reduce(self._greatest, op=dist.ReduceOp.MAX, async_op=True))
 
     def check(self, wait: Wait) -> None:
         """Raises UserError on all ranks where one differs."""
         wait(self._work)
-        greatest, least = self._greatest.tolist()
-        if greatest != -least:
+        batch, other_batch, trained, other_trained = self._greatest.tolist()
+        if batch != -other_batch:
             raise UserError(
-                f"the batch of step {self._step} is not the same on all ranks, or they train other parameters. A rank "
-                "that joins goes on with the step of the others: take the batches of run.batches(), or derive them "
-                "from run.step alone, not from a random number generator or an iterator that begins with the process"
+                f"the batch of step {self._step} is not the same on all ranks. A rank that joins goes on with the step "
+                "of the others: take the batches of run.batches(), or derive them from run.step alone, not from a "
+                "random number generator or an iterator that begins with the process"
+            )
+        if trained != -other_trained:
+            raise UserError(
+                f"in step {self._step} the ranks do not train the same parameters. A rank that joins has not seen what "
+                "the others did before: derive requires_grad, and the groups of an optimizer, from run.step in each "
+                "step, as in layer.requires_grad_(run.step >= 1000)"
             )
