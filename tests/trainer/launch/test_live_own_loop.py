@@ -214,6 +214,7 @@ DIFFERS = """
     ("differs", "message"),
     [
         ("model[0].requires_grad_(False)", "in step 5 the ranks do not train the same parameters"),
+        ("break", "some ranks call run.finish(), and others run.train_step()"),
     ],
 )
 def test_what_one_rank_alone_does_is_an_error(start: StartRank, shared: Path, differs: str, message: str) -> None:

@@ -305,6 +305,8 @@ class LiveRun(Run):
 
     def _finish(self, metrics: Mapping[str, float]) -> None:
         with collectives():
+            if not self._stopping:  # on which all ranks have agreed
+                self._passes.check_all_leave(self.step)
             super().finish(**metrics)
         self._has_finished = True
 

@@ -80,6 +80,13 @@ class SharedPasses:
         sum_gradients(shared_gradients(parameters, self._world.device, self._wait), self._wait)
         return loss
 
+    def check_all_leave(self, steps: int) -> None:
+        """Where a loop ends. Raises UserError on all ranks where others take a step."""
+        if self._world.size > 1:
+            _Compared(steps, torch.empty(0, dtype=torch.int64, device="cpu"), False, (), is_step=False).check(
+                self._wait
+            )
+
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Around an update. Raises UserError where an optimizer is about to use gradients of this rank alone."""
@@ -135,18 +142,28 @@ class SharedPasses:
 class _Compared:
     """Whether all ranks take the same step on the same batch. The answer is on its way while they compute."""
 
-    def __init__(self, step: int, batch: Tensor, epoch_end: bool, parameters: Iterable[Tensor]) -> None:
+    def __init__(
+        self, step: int, batch: Tensor, epoch_end: bool, parameters: Iterable[Tensor], *, is_step: bool = True
+    ) -> None:
+        """Without `is_step`, a rank has left the loop after `step`."""
         self._step = step
         data = batch.contiguous().numpy().tobytes()
         taken = zlib.crc32(data, zlib.crc32(repr((step, len(batch), epoch_end)).encode()))
         trained = zlib.crc32(bytes(parameter.requires_grad for parameter in parameters))
-        self._greatest = torch.tensor([taken, -taken, trained, -trained], dtype=torch.int64, device="cpu")
+        own = [taken, -taken, trained, -trained, int(is_step), -int(is_step)]
+        self._greatest = torch.tensor(own, dtype=torch.int64, device="cpu")
         self._work = started(dist.all_reduce(self._greatest, op=dist.ReduceOp.MAX, async_op=True))
 
     def check(self, wait: Wait) -> None:
         """Raises UserError on all ranks where one differs."""
         wait(self._work)
-        batch, other_batch, trained, other_trained = self._greatest.tolist()
+        batch, other_batch, trained, other_trained, some_step, other_step = self._greatest.tolist()
+        if some_step != -other_step:
+            raise UserError(
+                f"at step {self._step} some ranks call run.finish(), and others run.train_step(): leave the loop on "
+                "all ranks after the same step. Decide that by run.step or run.last_loss, which are the same on all, "
+                "not by a clock or by what one rank has found"
+            )
         if batch != -other_batch:
             raise UserError(
                 f"the batch of step {self._step} is not the same on all ranks. A rank that joins goes on with the step "
