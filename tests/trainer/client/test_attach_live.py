@@ -241,6 +241,25 @@ def test_a_closure_whose_gradients_are_of_one_rank_is_refused(attach_live: Attac
         loop.run.train_step([1], loop.loss, update)
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_gradient_scaler_of_which_each_rank_has_its_own_is_refused(attach_live: Attach, is_enabled: bool) -> None:
+    loop, scaler = Loop(attach_live), torch.amp.GradScaler("cpu", enabled=is_enabled)
+
+    def update() -> None:
+        scaler.step(loop.optimizer)
+        scaler.update()
+
+    def step() -> None:
+        loop.run.train_step([1], lambda share: scaler.scale(loop.loss(share)), update)
+
+    if not is_enabled:
+        step()
+        assert loop.run.step == 1
+        return
+    with pytest.raises(UserError, match="use bf16, which needs none"):
+        step()
+
+
 @pytest.mark.parametrize("next_call", ["train_step", "finish"])
 def test_after_an_error_that_the_script_has_caught_no_call_meets_the_other_ranks(
     attach_live: Attach, next_call: str

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
@@ -90,10 +91,12 @@ class SharedPasses:
     @contextmanager
     def updating(self) -> Iterator[None]:
         """Around an update. Raises UserError where an optimizer is about to use gradients of this rank alone."""
-        hook = register_optimizer_step_pre_hook(self._check_optimizer)
+        hook, scaled_step = register_optimizer_step_pre_hook(self._check_optimizer), GradScaler.step
+        GradScaler.step = _refuse_scaler  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
+            GradScaler.step = scaled_step  # type: ignore[method-assign]
             hook.remove()
 
     def _check_optimizer(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -137,6 +140,16 @@ class SharedPasses:
             parameter.grad = gradient
         torch.autograd.backward(loss.reshape(()) * weight)
         return loss.detach().double().reshape(()) * weight
+
+
+def _refuse_scaler(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """In place of `GradScaler.step`."""
+    if scaler.is_enabled():
+        raise UserError(
+            "update() has called step() of a GradScaler. A rank that joins later has another scale, so its gradients "
+            "would count for more, or for less, than those of the others: leave it out and use bf16, which needs none"
+        )
+    return optimizer.step(*args, **kwargs)
 
 
 class _Compared:
