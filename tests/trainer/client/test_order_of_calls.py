@@ -42,6 +42,21 @@ def test_a_chain_of_schedulers_is_watched_by_its_parts(attach: Any) -> None:
         step(model, optimizer)
 
 
+def test_a_gradient_scaler_that_is_updated_after_the_end_of_the_step_is_an_error(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu")
+    run = attach(model, optimizer, scaler=scaler)
+    run.resume()
+    for is_last in (False, True):
+        scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()
+        scaler.step(optimizer)
+        if not is_last:
+            scaler.update()
+            run.step_end()
+    with pytest.raises(UserError, match=r"run\.step_end\(\) was called before scaler\.update\(\)"):
+        run.step_end()
+
+
 class Lookahead:
     """An optimizer around another one, without torch's class."""
 

@@ -1,6 +1,7 @@
 """The order of the calls of a step, and an error where a resumed run would otherwise differ from an unbroken one.
 
     optimizer.step()            # each optimizer, once a step; or a gradient scaler that skips it
+    scaler.update()
     scheduler.step()            # and whatever else belongs to the step: an average of the weights
     run.step_end(loss)          # the states are those of a finished step, and may be saved
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.optim.swa_utils import AveragedModel
@@ -29,6 +31,7 @@ class CallOrder:
         """`on_update` is called before each update."""
         self._on_update = on_update
         self._marked = {name: value for name, value in states.items() if isinstance(value, LRScheduler | AveragedModel)}
+        self._scalers = {name: value for name, value in states.items() if isinstance(value, GradScaler)}
         self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
         self._has_updated = False
         self._marks: Mapping[str, Any] | None = None
@@ -57,6 +60,13 @@ class CallOrder:
     def step_ended(self) -> None:
         """Raises UserError if no step was made since the last one, or what should have come before came after it."""
         self.check()
+        for name, scaler in self._scalers.items():
+            if any(state["stage"] is OptState.STEPPED for state in scaler._per_optimizer_states.values()):
+                raise UserError(
+                    f"run.step_end() was called before {name}.update(): a snapshot that it saves is without that, and "
+                    f"a resumed run would differ. Call {name}.update() after {name}.step(optimizer) and before "
+                    "run.step_end()"
+                )
         if not self.has_updated:
             raise UserError(
                 "run.step_end() was called without an optimizer.step() since the last one: call it once a step, after "
