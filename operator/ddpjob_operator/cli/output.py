@@ -3,7 +3,7 @@
 A reader that has gone away, as in `ddpjob run job.yaml | head`: the rest is dropped. One that does not read, as a
 terminal after Ctrl-S: `in_background` keeps what is written meanwhile, so that a run goes on. What cannot be written,
 as to a full disk, is dropped too, and `unwritten` says so at the end. A character that the encoding of a terminal does
-not have is replaced.
+not have is replaced. A stream that is closed from the start, as by `>&-`, takes all and keeps nothing.
 """
 
 from __future__ import annotations
@@ -107,7 +107,22 @@ class Pipe(io.RawIOBase):
 
 def outlive_readers() -> None:
     """From now on standard output and standard error take whatever is written to them."""
+    _open_closed()
     sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
+
+
+def _open_closed() -> None:
+    """Open the null device in the place of each standard stream that is closed: the next file that is opened, such as
+    the log of a pod, would become that stream.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
 
 
 def unwritten() -> OSError | None:

@@ -195,6 +195,19 @@ def test_output_that_cannot_be_written_is_one_error(tmp_path: Path, file: str, c
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["validate", "-"], ["logs", "digits", "--shared", "."]], ids=" ".join)
+def test_a_standard_stream_that_is_closed_is_no_traceback(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "logs" / "digits" / "pods").mkdir(parents=True)
+    (tmp_path / "logs" / "digits" / "pods" / "digits-0-0.log").write_text("a line\n")
+    command = [sys.executable, "-m", "ddpjob_operator.cli.main", *arguments]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>error.txt', "sh", *command],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT / "operator")}, check=False,
+    )  # fmt: skip
+    assert "Traceback" not in (tmp_path / "error.txt").read_text()
+    assert done.returncode == (2 if arguments[0] == "validate" else 0)
+
+
 @pytest.mark.parametrize(
     "arguments", [["run", "JOB"], ["submit", "train.py", "--dry-run"], ["why", "digits", "--shared", "."]], ids=" ".join
 )
