@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -255,10 +256,32 @@ def test_a_second_ctrl_c_kills_what_does_not_stop(run_job: Any, tmp_path: Path) 
     run.process.send_signal(signal.SIGTERM)
     wait_for_log(run, "asked to stop")
     processes = run.descendants()
-    run.process.send_signal(signal.SIGINT)
+    _once_more(run, signal.SIGINT)
     assert run.end() == 143
     assert "stopped before the first step; the same command starts the script again" in run.text()
     assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+
+
+def _once_more(run: Started, number: signal.Signals) -> None:
+    """Ask again, which kills: within a second of the first signal it would be part of the same request."""
+    time.sleep(1.1)
+    run.process.send_signal(number)
+
+
+def test_two_signals_of_one_request_let_ranks_save(run_job: Any) -> None:
+    run = run_job(DIGITS | held(STEPS // 4, EPOCHS))
+    run.wait_for("loss")
+    run.process.send_signal(signal.SIGHUP)
+    run.process.send_signal(signal.SIGTERM)  # another one, as the kernel would join two of the same kind
+    for pod in ("digits-0-0", "digits-0-1"):
+        wait_for_log(run, "stopping: SIGTERM to 1 ranks", pod)
+    let_go(run.shared)
+    assert run.end() in (129, 143), run.text()
+    said = re.search(
+        r"stopped at step (\d+); run the same command again to resume from step (\d+)$", run.text().strip()
+    )
+    assert said is not None, run.text()
+    assert said[1] == said[2]
 
 
 def test_nohup_keeps_a_run_when_its_terminal_is_closed(tmp_path: Path) -> None:
@@ -279,7 +302,7 @@ def test_nohup_keeps_a_run_when_its_terminal_is_closed(tmp_path: Path) -> None:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)  # a second signal to stop would kill the sleeper
         wait_for_log(run, "asked to stop")
-        process.send_signal(signal.SIGTERM)
+        _once_more(run, signal.SIGTERM)
         assert run.end() == 143, run.text()
     finally:
         process.kill()

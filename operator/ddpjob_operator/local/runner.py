@@ -36,6 +36,10 @@ _POLL_SECONDS = 0.5
 _POLL_SECONDS_BEFORE_CHAOS = 0.05
 _FOLLOW_SECONDS = 0.2
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SECONDS_OF_ONE_REQUEST = 1.0
+"""A request to stop may come as two signals: SIGHUP of a terminal that is closed from the shell and from the kernel,
+SIGTERM of timeout(1) to the process and to its group.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Runner:
         self._changed = asyncio.Event()
         self._children = Children(self._job, machine, self._changed.set)
         self._stopped_by: signal.Signals | None = None
+        self._asked_at = 0.0
         self._output = OutputFollower(logs, display.output)
         self._record = StatusFile(machine.shared, self._job)
         self._ranks = RanksFile(machine.shared, self._job)
@@ -184,13 +189,14 @@ class Runner:
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first asks for a snapshot and an end, the second does not ask."""
+        now = asyncio.get_running_loop().time()
         if self._stopped_by is None:
-            self._stopped_by = number
+            self._stopped_by, self._asked_at = number, now
             self._children.closed = True
             self._display.write_line("stopping: ranks may save before they leave (once more to kill)")
             for pod in self._children.running:
                 pod.terminate()
-        else:
+        elif now - self._asked_at >= _SECONDS_OF_ONE_REQUEST:
             for pod in self._children.running:
                 pod.kill()
         self._changed.set()
