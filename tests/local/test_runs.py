@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +222,41 @@ def test_a_run_of_a_clock_that_was_ahead_keeps_no_later_one_from_the_folder(run_
     assert run.end() == 0, run.text()
     newest = max(path.name for path in attempts.iterdir())
     assert newest.startswith("010000000000-000000-")
+
+
+CLOCK_THAT_IS_SET = """
+import datetime, os, sys
+from pathlib import Path
+from ddpjob_operator.cli.main import main
+from ddpjob_operator.local import children, display, processes, runner
+
+class Clock(datetime.datetime):
+    @classmethod
+    def now(cls, zone=None):
+        return super().now(zone) + datetime.timedelta(hours=int(Path("set").exists()))
+
+for module in (children, display, processes, runner):
+    module.datetime = Clock
+main()
+"""
+
+
+def test_a_clock_that_is_set_ahead_meets_no_deadline(tmp_path: Path) -> None:
+    spec = DIGITS | {"nodes": 1, "activeDeadlineSeconds": 1800} | held(STEPS // 4, EPOCHS)
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(job_object("digits", spec)))
+    command = [sys.executable, "-c", CLOCK_THAT_IS_SET, "run", "digits.yaml", "--logs", "none"]
+    output = tmp_path / "output.txt"
+    with output.open("wb") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=out, stderr=subprocess.STDOUT)
+    run = Started(process, output, tmp_path / "shared")
+    try:
+        run.wait_for("loss")
+        (tmp_path / "set").touch()
+        let_go(run.shared)
+        assert run.end() == 0, run.text()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_missing_module_fails_the_job_in_its_first_attempt(run_job: Any, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import assert_never
 
 from ddpjob_operator.core.manifests.pod_environment import is_assignable
@@ -29,6 +29,7 @@ from ddpjob_operator.core.values.actions import (
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT
 from ddpjob_operator.core.values.observed import Observed, PodPhase, ServiceView
+from ddpjob_operator.local import clock
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
 from ddpjob_operator.local.initializer import LocalInitializer
 from ddpjob_operator.local.machine import own_variables, seats
@@ -198,7 +199,7 @@ class Children:
             return
         grace = pod.grace_seconds if action.grace_seconds is None else action.grace_seconds
         pod.deleting = True
-        pod.gone_by = datetime.now(UTC) + timedelta(seconds=grace)
+        pod.gone_by = clock.now() + timedelta(seconds=grace)
         pod.terminate(grace)
 
 

@@ -6,9 +6,10 @@ Training goes on when nobody can read any more (the terminal was closed, the pip
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -158,6 +159,7 @@ class LiveDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._view: RunView | None = None
+        self._shown_at = 0.0
         self._losses: dict[int, float] = {}
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._picture)
 
@@ -170,7 +172,7 @@ class LiveDisplay:
             self._live.stop()
 
     def show(self, view: RunView) -> None:
-        self._view = view
+        self._view, self._shown_at = view, time.monotonic()
         progress = view.status.progress
         if progress is not None and progress.step is not None and progress.loss is not None:
             self._losses[progress.step] = progress.loss
@@ -192,7 +194,7 @@ class LiveDisplay:
             return Text()
         losses = [loss for _, loss in sorted(self._losses.items())]
         levels = _LEVELS if self._console.encoding.startswith("utf") else _ASCII_LEVELS
-        view = replace(self._view, now=datetime.now(UTC))
+        view = replace(self._view, now=self._view.now + timedelta(seconds=time.monotonic() - self._shown_at))
         return picture(view, sparkline(losses, _BAR_WIDTH, levels), wide=self._console.width >= _WIDE)
 
     def _print(self, text: Text) -> None:

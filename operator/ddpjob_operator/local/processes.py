@@ -21,6 +21,7 @@ from pathlib import Path
 from ddpjob_operator.core.values.names import LABEL_NODES
 from ddpjob_operator.core.values.observed import PodPhase, PodView, Termination
 from ddpjob_operator.core.values.trainer_report import TrainerReport
+from ddpjob_operator.local import clock
 from ddpjob_operator.local.assignment import write_assignment
 from ddpjob_operator.local.environment import Command, Endpoints
 from ddpjob_operator.local.network import LOOPBACK
@@ -122,7 +123,7 @@ class LocalPod:
     def on_report(self, report: TrainerReport) -> None:
         """Take in an answer of its launcher."""
         self.report = report
-        self.ready_since = self.ready_since or datetime.now(UTC)
+        self.ready_since = self.ready_since or clock.now()
 
     @property
     def pid(self) -> int | None:
@@ -177,7 +178,7 @@ class LocalPod:
 
     def failed_to_start(self, reason: str) -> None:
         """Count as a pod whose container could not be started (exit code 128, as container runtimes report it)."""
-        self.termination = Termination(128, reason="StartError", message=reason, finished_at=datetime.now(UTC))
+        self.termination = Termination(128, reason="StartError", message=reason, finished_at=clock.now())
         self._ended.set()
         self.changed()
 
@@ -201,7 +202,7 @@ class LocalPod:
             signal=-code if code < 0 else None,
             reason="Completed" if code == 0 else "Error",
             message=_read_message(self.endpoints.termination_log),
-            finished_at=datetime.now(UTC),
+            finished_at=clock.now(),
         )
         self._ended.set()
         self.changed()

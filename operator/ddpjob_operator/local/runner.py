@@ -20,6 +20,7 @@ from ddpjob_operator.core.ledger.ranks import reports_of, together
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_termination
+from ddpjob_operator.local import clock
 from ddpjob_operator.local.chaos import KillRank, find_victim
 from ddpjob_operator.local.children import Children
 from ddpjob_operator.local.display import Display
@@ -71,7 +72,7 @@ class Runner:
         self._chaos = chaos
         self._killed = False
         self._chaos_note: str | None = None
-        self._started = datetime.now(UTC)
+        self._started = clock.now()
         self._changed = asyncio.Event()
         self._children = Children(self._job, machine, self._changed.set)
         self._stopped_by: signal.Signals | None = None
@@ -128,7 +129,7 @@ class Runner:
         """One look at the job; the seconds until the next, if nothing happens before."""
         self._children.forget_deleted()
         observed = self._children.observed(self._job.status.attempt)
-        decided = plan(self._job, observed, datetime.now(UTC), Defaults())
+        decided = plan(self._job, observed, clock.now(), Defaults())
         self._job = replace(self._job, status=decided.status)
         self._record.write(self._job)
         for event in decided.events if not decided.status.is_final else ():
@@ -157,7 +158,7 @@ class Runner:
         report = await asyncio.to_thread(fetch_status, pod.endpoints.status_port)
         if report is not None and report.is_of(self._job.uid, pod.attempt):
             pod.on_report(report)
-            self._ranks.on_report(pod.name, report, datetime.now(UTC))
+            self._ranks.on_report(pod.name, report, datetime.now(UTC))  # for readers with clocks of their own
             self._changed.set()
 
     def _kill_if_due(self, reports: list[TrainerReport]) -> None:
@@ -212,7 +213,7 @@ class Runner:
                 return
         for pod in current:
             report = read_termination(pod.termination.message) if pod.termination else None
-            status = with_final_report(self._job.status, report, datetime.now(UTC))
+            status = with_final_report(self._job.status, report, clock.now())
             self._job = replace(self._job, status=status)
         self._record.write(self._job)
 
@@ -229,7 +230,7 @@ class Runner:
         return pod_log(self._machine.shared, self._job.name, failure.pod_name) if failure and failure.pod_name else None
 
     def _view(self) -> RunView:
-        now = datetime.now(UTC)
+        now = clock.now()
         present = [pod for pod in self._children.pods if not pod.deleting]
         live = [pod for pod in present if not pod.ended]
         said = [reports_of(pod.report, pod.name, "", now) for pod in live if pod.report is not None]
