@@ -353,6 +353,15 @@ def test_a_full_volume_without_a_size_is_named_without_what_is_free(unsized: Any
         unsized.save(store, 1)
 
 
+def test_a_volume_that_is_full_of_files_is_named_with_its_inodes(volume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = volume.writer()
+    few_inodes = os.statvfs_result((4096, 4096, *[8192] * 3, 24, 2, 2, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: few_inodes)
+    store.disk.create = failing(errno.ENOSPC)
+    with pytest.raises(SnapshotError, match=r"the volume is full \(32\.0 MiB and 2 inodes free, 1\.0 MiB needed\)\. "):
+        volume.save(store, 1)
+
+
 def test_an_error_of_the_callers_own_leaves_no_litter(volume: Any) -> None:
     store = volume.writer()
 

@@ -75,6 +75,11 @@ class Disk:
             return UNKNOWN_BYTES
         return usage.f_bavail * usage.f_frsize
 
+    def free_inodes(self, path: Path) -> int | None:
+        """How many more files it takes; None where its number of files has no limit of its own, as on btrfs."""
+        usage = os.statvfs(path)
+        return usage.f_favail if usage.f_files else None
+
 
 _LOOK_BYTES = 1 << 20
 

@@ -248,10 +248,9 @@ class SnapshotStore:
         what = f"snapshot of step {manifest.step} was not saved to {self.directory}"
         goes_on = " and training goes on" if manifest.kind == "periodic" else ""  # others are saved when it ends
         if self._is_full(error, expected_bytes):
-            free = self._free_bytes()
-            known = f"{_mib(free)} free, " if free != UNKNOWN_BYTES else ""
+            needed = expected_bytes + _SLACK
             return SnapshotError(
-                f"{what}: the volume is full ({known}{_mib(expected_bytes + _SLACK)} needed). The snapshots "
+                f"{what}: the volume is full ({self._free_in_words(needed)}{_mib(needed)} needed). The snapshots "
                 f"before it are intact{goes_on}; enlarge the volume or lower snapshots.keep"
             )
         return SnapshotError(
@@ -269,6 +268,13 @@ class SnapshotStore:
 
     def _free_bytes(self) -> int:
         return self.disk.free_bytes(self.directory)
+
+    def _free_in_words(self, needed: int) -> str:
+        """Before what is needed; with the inodes where it cannot be for bytes that the volume is full."""
+        free, inodes = self._free_bytes(), self.disk.free_inodes(self.directory)
+        if free == UNKNOWN_BYTES:
+            return ""
+        return f"{_mib(free)} free, " if free < needed or inodes is None else f"{_mib(free)} and {inodes} inodes free, "
 
     def _last_bytes(self) -> int:
         for info in self.list():
