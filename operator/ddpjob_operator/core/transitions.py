@@ -276,10 +276,10 @@ def report_internal_error(status: DDPJobStatus, message: str, now: datetime, gen
 
 def observed(status: DDPJobStatus, generation: int) -> DDPJobStatus:
     """`status` as decided from this generation of the spec. `kubectl wait` takes no condition for met that is of an
-    older one, and Flux no object for settled.
+    older one, and Flux no object for settled. Of a job that nothing was decided on yet there is nothing to write.
     """
     current = all(condition.observed_generation == generation for condition in status.conditions)
-    if current and status.observed_generation in (None, generation):
+    if current and (status.observed_generation == generation or status.phase is None):
         return status
     return with_generation(status, generation)
 

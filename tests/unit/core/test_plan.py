@@ -73,6 +73,7 @@ def test_each_attempt_has_the_digest_of_its_code_on_record_and_the_first_in_its_
 
 def test_a_refused_service_leaves_the_job_pending_and_says_why() -> None:
     decided = look(make_job(), seen(attempt=None, problem=Problem("NameTaken", "Service digits-rdzv exists")))
+    assert decided.status.observed_generation == 1
     assert decided.status.phase is Phase.PENDING
     assert condition(decided.status, cond.DEGRADED) == ("True", "NameTaken")
     assert CreateService in kinds(decided)
