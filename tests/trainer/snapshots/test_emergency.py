@@ -152,6 +152,21 @@ def test_a_change_that_no_optimizer_makes_is_announced_by_begin_update(tmp_path:
     assert run.snapshots.emergency(Broken()) is False
 
 
+def test_weights_that_a_validation_has_put_in_place_of_others_leave_no_snapshot(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.train(4)
+    own = [parameter.detach().clone() for parameter in run.model.parameters()]
+    for parameter in run.model.parameters():
+        parameter.data.mul_(0.5)
+    progress = Progress(4, 0, 64)
+    assert not run.snapshots.emergency(Broken())
+    assert not run.snapshots.save(progress, kind="preempted", wait=True)
+    assert all("the weights are not those of step 4" in event.message for event in run.events[-2:])
+    for parameter, value in zip(run.model.parameters(), own, strict=True):
+        parameter.data.copy_(value)
+    assert run.snapshots.save(progress, kind="preempted", wait=True)
+
+
 def test_a_failure_before_any_step_leaves_nothing_and_says_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.train(1, fail="forward") is False

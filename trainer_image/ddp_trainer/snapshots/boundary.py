@@ -33,6 +33,10 @@ _WRAPPERS: Final = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")
 MAX_BUFFER_BYTES = 16 << 20
 """Copied in every step: about as long as one millisecond."""
 
+SAMPLED_PARAMETERS: Final = 4
+SAMPLED_VALUES: Final = 64
+"""Of each of them: enough to notice other weights, and looked at in every step."""
+
 NoneHasDrawn = Callable[[timedelta | None], bool]
 """Whether it is known that no rank has drawn random numbers in the last step: waits so long for the others to say so,
 and raises RuntimeError if they do not.
@@ -82,12 +86,31 @@ class Boundaries:
         """Why no state of this program can be shown to be that of a boundary; None if it can."""
         self._is_updating = False
         self._captures = rng.Captures()
+        self._sampled = _sampled(stateful.values())
+        self._seen: tuple[int, list[Tensor]] | None = None
+        """A step, and some of the weights at its end."""
         for value in stateful.values():
             before_update(value, self.begin_update)
 
     def begin_update(self) -> None:
         """From now on the states are no longer those of the last boundary. Every optimizer says so itself."""
         self._is_updating = True
+
+    def step_ended(self, step: int) -> None:
+        """The weights are now those after `step`."""
+        self._seen = step, [_sample(parameter) for parameter in self._sampled]
+
+    def other_weights(self, step: int) -> str | None:
+        """Why the weights are not those after `step`; None if nothing shows that."""
+        if self._seen is None or self._seen[0] != step:
+            return None
+        for parameter, seen in zip(self._sampled, self._seen[1], strict=True):
+            if not torch.equal(_sample(parameter), seen):
+                return (
+                    f"the weights are not those of step {step}: something has changed them since, such as an average "
+                    "that was put in their place for a validation"
+                )
+        return None
 
     def has_drawn(self) -> bool:
         """Whether this rank may have drawn random numbers since the newest boundary."""
@@ -120,12 +143,14 @@ class Boundaries:
 
     def forget(self) -> None:
         """The ranks of the last boundary are no longer these."""
-        self.newest = None
+        self.newest = self._seen = None
 
     def problem(self) -> str | None:
         """Why the states cannot be shown to be those of the newest boundary; None if they are."""
         if self._is_updating and self.newest is not None:
             return f"step {self.newest.progress.step + 1} had begun to change the weights"
+        if self.obstacle is None and self.newest is not None:
+            return self.other_weights(self.newest.progress.step)
         return self.obstacle
 
 
@@ -141,6 +166,23 @@ def before_update(value: Stateful, action: Callable[[], None]) -> None:
             update(*args, **kwargs)
 
         value.update = announced  # type: ignore[method-assign]
+
+
+def _sampled(values: Iterable[Stateful]) -> list[Tensor]:
+    """A few of the parameters that optimizers change, from all over the model."""
+    groups = [group for value in values if isinstance(value, Optimizer) for group in value.param_groups]
+    parameters = [
+        parameter
+        for group in groups
+        for parameter in group["params"]
+        if type(parameter) in (Tensor, nn.Parameter) and parameter.numel() and parameter.is_contiguous()
+    ]
+    return parameters[:: -(-len(parameters) // SAMPLED_PARAMETERS) or 1]
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    """Its bits, which are equal to themselves also where they are NaN."""
+    return parameter.detach().reshape(-1)[:: -(-parameter.numel() // SAMPLED_VALUES)].clone().view(torch.uint8)
 
 
 def _obstacle(

@@ -147,6 +147,10 @@ class Saver:
             SnapshotEvent("saved", outcome.step, message, outcome.manifest, outcome.stall_seconds, outcome.seconds)
         )
 
+    def has(self, step: int) -> bool:
+        """On rank 0: whether this step is saved, or a save of it is under way."""
+        return step in (self._saved_step(), self._step_in_flight)
+
     def lead(self, store: SnapshotStore | None) -> None:
         """This rank is rank 0 now, and owns the directory; or it is not any more."""
         self._store = store

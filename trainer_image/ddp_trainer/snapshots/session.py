@@ -276,6 +276,7 @@ class Snapshots:
         """
         if self._saver is not None:
             self._saver.collect()
+        self._boundaries.step_ended(progress.step)
         if self._schedule.after(progress, epoch_end=epoch_end):
             self.save(progress)
         elif self._boundaries.obstacle is None:
@@ -323,11 +324,22 @@ class Snapshots:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             # the steps that wait in the device's queue are training, and no part of what the save costs it
             torch.cuda.synchronize()
+        if kind == "preempted" and (problem := self._other_weights(progress.step)) is not None:
+            message = f"no snapshot of step {progress.step}: {problem}. Put them back before run.stop()"
+            self._emit(SnapshotEvent("skipped", progress.step, message))
+            return False
         started = time.monotonic()
         for state in self._per_rank.values():
             state.gather()
         generators = self._boundaries.reached(progress).generators.wait()
         return self._saver.save(self._manifest(progress, kind), generators, started=started, wait=wait)
+
+    def _other_weights(self, step: int) -> str | None:
+        """On all ranks alike: why rank 0 may not save this step now; None if it may, or has done so."""
+        problem = None
+        if self._saver is not None and self._ranks.rank == 0 and not self._saver.has(step):
+            problem = self._boundaries.other_weights(step)
+        return self._ranks.problems(problem)[0]
 
     def problem(self) -> str | None:
         """On all ranks alike: why the last save that failed or was skipped did; None if none did."""
