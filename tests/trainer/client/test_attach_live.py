@@ -329,7 +329,7 @@ def test_a_process_group_of_the_script_and_its_ddp_are_refused(
     attach_live: Attach, process_group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, optimizer = model_and_optimizer()
-    with pytest.raises(UserError, match="leave out init_process_group"):
+    with pytest.raises(UserError, match=r"leave out init_process_group.*call attach_live.* once"):
         attach_live(model, optimizer, global_batch=4)
     wrapped = DistributedDataParallel(model)
     monkeypatch.setattr(dist, "is_initialized", lambda: False)

@@ -105,7 +105,9 @@ def _check(given: Mapping[str, Stateful], job: JobEnvironment, global_batch: int
     modules = [value for value in given.values() if isinstance(value, nn.Module)]
     parts = [part for module in modules for part in module.modules()]
     problems = {
-        "makes the process group itself: leave out init_process_group()": dist.is_initialized(),
+        "makes the process group itself: leave out init_process_group(), and call attach_live() once": (
+            dist.is_initialized()
+        ),
         "averages the gradients itself: pass the model without DistributedDataParallel": any(
             isinstance(part, DistributedDataParallel | nn.DataParallel) for part in parts
         ),
