@@ -273,6 +273,19 @@ def test_after_an_error_that_the_script_has_caught_no_call_meets_the_other_ranks
         calls[next_call]()
 
 
+def test_a_connection_that_loss_of_has_lost_is_no_lost_rank(attach_live: Attach) -> None:
+    """As one to a storage: the ranks would take the step again and again."""
+    loop = Loop(attach_live)
+    loop.run._recovery = recovery = Mock(lost=Mock(side_effect=AssertionError))
+
+    def loss_of(share: Tensor) -> Tensor:
+        raise RuntimeError("reading shard 7: Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="shard 7"):
+        loop.run.train_step([1], loss_of, loop.optimizer.step)
+    recovery.lost.assert_not_called()
+
+
 def test_weights_of_a_broken_update_do_not_become_the_last_snapshot(attach_live: Attach) -> None:
     loop = Loop(attach_live).train(until=1)
     with pytest.raises(ZeroDivisionError):

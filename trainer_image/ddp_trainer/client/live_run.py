@@ -104,6 +104,8 @@ class LiveRun(Run):
         self._epoch_ends_with: int | None = None
         """The step that ends an epoch of `batches`."""
         self._is_updating = False
+        self._is_in_loss = False
+        """Whether this rank is in `loss_of`, or an error has ended it: no collective of the run has failed."""
         self._is_own = False
         """Whether this rank is in a call of the run, or an error has ended one."""
         self._has_finished = False
@@ -251,7 +253,7 @@ class LiveRun(Run):
         if isinstance(error, Finished | Excluded):
             return  # the volume is that of the others
         if self._recovery is not None:
-            if is_peer_lost(error) and (self._is_updating or not self._is_own):
+            if is_peer_lost(error) and (self._is_updating or self._is_in_loss or not self._is_own):
                 live_scripts.has_waited()
             self._recovery.failed(error)
         super().emergency(error)
@@ -325,7 +327,7 @@ class LiveRun(Run):
                 if not is_step or self._is_over or not recovery.leaves_group():
                     return
         except RuntimeError as error:
-            if self._is_updating or not is_peer_lost(error):
+            if self._is_updating or self._is_in_loss or not is_peer_lost(error):
                 raise
             recovery.lost(error)
         try:
@@ -342,7 +344,14 @@ class LiveRun(Run):
             with collectives():
                 super().skip_step(samples=len(batch), epoch_end=epoch_end)
             return
-        loss = self._passes.gradient(batch, loss_of, self.step + 1, epoch_end=epoch_end)
+
+        def loss_of_script(share: Tensor) -> Tensor:
+            self._is_in_loss = True
+            loss = loss_of(share)
+            self._is_in_loss = False
+            return loss
+
+        loss = self._passes.gradient(batch, loss_of_script, self.step + 1, epoch_end=epoch_end)
         self._is_updating = True
         with self._passes.updating():
             update()

@@ -56,8 +56,8 @@ def explained(error: BaseException | None) -> BaseException | None:
     if not _has_waited or error is None:
         return error
     return WaitedForLost(
-        "a rank was lost while this one waited for it in update(), or between two steps, where the run cannot take a "
-        f"step again: leave collectives out there ({error})"
+        "a connection was lost in loss_of(), in update() or between two steps, where the run cannot take a step again: "
+        f"leave collectives out there, and catch what a storage or a database may raise ({error})"
     )
 
 
