@@ -345,6 +345,36 @@ def test_nohup_keeps_a_run_when_its_terminal_is_closed(tmp_path: Path) -> None:
         process.wait()
 
 
+def test_ctrl_z_says_that_the_ranks_go_on_and_stops_the_view(tmp_path: Path) -> None:
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(job_object("digits", script(tmp_path, SLEEPER))))
+    output = tmp_path / "output.txt"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [*COMMAND, "run", "digits.yaml"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # with a parent outside of it, as a shell is; else the kernel stops nothing
+        )
+    run = Started(process, output, tmp_path / "shared")
+    try:
+        wait_for_log(run, "asleep")
+        process.send_signal(signal.SIGTSTP)
+        run.wait_for("the ranks train on")
+        run.until(lambda: state_of(process.pid) == "T", "it is stopped")
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        wait_for_log(run, "asked to stop")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def test_nothing_survives_a_killed_run(run_job: Any, tmp_path: Path) -> None:
     run = run_job(script(tmp_path, SLEEPER) | {"procsPerNode": 2})
     wait_for_log(run, "asleep")

@@ -41,6 +41,8 @@ _SECONDS_OF_ONE_REQUEST = 1.0
 """A request to stop may come as two signals: SIGHUP of a terminal that is closed from the shell and from the kernel,
 SIGTERM of timeout(1) to the process and to its group.
 """
+_SECONDS_TO_SHOW = 0.2
+"""What is written before a Ctrl-Z has this long to reach the terminal; a thread writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Runner:
         stop_signals = _heard()
         for number in stop_signals:
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGTSTP, self._on_ctrl_z)
         polling = asyncio.create_task(self._poll(), name="poll launchers")
         polling.add_done_callback(lambda _: self._changed.set())
         following = asyncio.create_task(self._follow(), name="follow output")
@@ -98,7 +101,7 @@ class Runner:
             await self._end_all()
             self._output.close()
             self._ranks.write()
-            for number in stop_signals:
+            for number in (*stop_signals, signal.SIGTSTP):
                 loop.remove_signal_handler(number)
         return Outcome(self._job.status, self._stopped_by, self._failed_log(), self._killed)
 
@@ -201,6 +204,22 @@ class Runner:
             for pod in self._children.running:
                 pod.kill()
         self._changed.set()
+
+    def _on_ctrl_z(self) -> None:
+        """Give the terminal back with its cursor, and stop this process alone: ranks that stand still would be taken
+        for hung ones after it.
+        """
+        self._display.write_line("Ctrl-Z stops only this view: the ranks train on, none is restarted; fg goes on")
+        self._display.__exit__()
+        asyncio.get_running_loop().call_later(_SECONDS_TO_SHOW, self._stand_still)
+
+    def _stand_still(self) -> None:
+        """Until fg. SIGTSTP, and not SIGSTOP: it does nothing where no shell could continue the process."""
+        loop = asyncio.get_running_loop()
+        loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        loop.add_signal_handler(signal.SIGTSTP, self._on_ctrl_z)
+        self._display.__enter__()
 
     async def _take_last_words(self) -> None:
         """After a stop: what the pods said at their end. A gang that had just finished has succeeded all the same."""
