@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cli.documents import STDIN, BadFile, Document, read_documents
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.submit.check import BadJob, check, path_of
+from ddpjob_operator.submit.check import BadJob, as_created, check, path_of
 from ddpjob_operator.submit.job import Submission
 
 
@@ -47,14 +48,16 @@ def check_files(names: Iterable[str]) -> Checked:
     for name in names:
         jobs: list[tuple[Document, Submission]] = []
         try:
-            jobs, found = _read_jobs(name)
+            jobs, found = _read_jobs(name, created=True)
             problems += found
         except BadFile as refusal:
             problems += refusal.problems
         for document, submission in jobs:
             job = submission.job
             place = document.place("metadata.name")
-            if other := taken.get((job.namespace, job.name)):
+            if job.name != _metadata(document).get("name"):  # one that is generated is no other's
+                valid.append((name, job))
+            elif other := taken.get((job.namespace, job.name)):
                 problems.append(
                     f"{place}: metadata.name: {job.name} is the name of the job at {other}, too; rename one of them"
                 )
@@ -64,8 +67,15 @@ def check_files(names: Iterable[str]) -> Checked:
     return Checked(tuple(valid), tuple(problems))
 
 
-def _read_jobs(name: str, exclude: Iterable[Path] = ()) -> tuple[list[tuple[Document, Submission]], list[str]]:
-    """The jobs of a file that are valid, and the problems of the others."""
+def _metadata(document: Document) -> dict[str, Any]:
+    found: dict[str, Any] = document.content["metadata"]
+    return found
+
+
+def _read_jobs(
+    name: str, exclude: Iterable[Path] = (), *, created: bool = False
+) -> tuple[list[tuple[Document, Submission]], list[str]]:
+    """The valid jobs of a file, and the problems of the others; `created`: as `kubectl create` has them."""
     documents = read_documents(name)
     base = Path() if name == STDIN else Path(name).parent
     jobs: list[tuple[Document, Submission]] = []
@@ -76,7 +86,7 @@ def _read_jobs(name: str, exclude: Iterable[Path] = ()) -> tuple[list[tuple[Docu
         valid: Submission | None = None
         found: tuple[str, ...] = ()
         try:
-            valid = check(document.content, base, exclude)
+            valid = check(as_created(document.content) if created else document.content, base, exclude)
         except BadJob as error:
             found = error.problems
         lines = [f"{document.place(path_of(problem))}: {problem}" for problem in found]

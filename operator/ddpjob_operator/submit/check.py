@@ -21,6 +21,12 @@ _PATH = re.compile(r"[A-Za-z_][\w.\[\]/-]*(?=: )")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT = 253
 _NAMESPACE_LIMIT = 63
+_PREFIX_LIMIT = 58
+_GENERATED = "xxxxx"
+_NO_GENERATED_NAME = (
+    "is for `kubectl create` alone, and a job resumes from the snapshots of its name, which would be another one each "
+    "time; write metadata.name"
+)
 
 
 class BadJob(ValueError):
@@ -54,6 +60,17 @@ def check(content: Any, base: Path, exclude: Iterable[Path] = (), added: Mapping
     return Submission(job, content, code)
 
 
+def as_created(content: Any) -> Any:
+    """The object as `kubectl create` makes it: with a name in the place of metadata.generateName."""
+    metadata = content.get("metadata") if isinstance(content, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("name"):
+        return content
+    prefix = metadata.get("generateName")
+    if not isinstance(prefix, str) or not prefix:
+        return content
+    return {**content, "metadata": {**metadata, "name": f"{prefix[:_PREFIX_LIMIT]}{_GENERATED}"}}
+
+
 def path_of(problem: str) -> str:
     """The field that a problem is about; empty for none."""
     match = _PATH.match(problem)
@@ -82,6 +99,8 @@ def _job(content: Any) -> Job:
     if content.get("kind") == KIND and content.get("spec") is None:  # another kind is the greater problem
         raise InvalidJob(("spec: is missing; write spec: {} where all its defaults are meant",))
     metadata = content.get("metadata") or {}
+    if not metadata.get("name") and metadata.get("generateName"):
+        raise InvalidJob((f"metadata.generateName: {_NO_GENERATED_NAME}",))
     problems = tuple(_bad_names(metadata))
     born = {"uid": str(uuid.uuid4()), "creationTimestamp": datetime.now(UTC).replace(microsecond=0).isoformat()}
     fresh = {key: value for key, value in content.items() if key != "status"}

@@ -89,6 +89,16 @@ def test_a_problem_of_what_is_not_there_has_the_line_of_what_should_hold_it(tmp_
     ]
 
 
+def test_a_generated_name_is_valid_for_kubectl_create_and_none_to_resume_by(tmp_path: Path) -> None:
+    generated = MINIMAL.replace("name: digits", "generateName: digits-")
+    (tmp_path / "jobs.yaml").write_text(f"{generated}---\n{generated}")
+    checked = check_files([str(tmp_path / "jobs.yaml")])
+    assert [job.name for _, job in checked.valid] == ["digits-xxxxx"] * 2
+    assert checked.problems == ()
+    (problem,) = problems(tmp_path, generated)
+    assert problem.startswith("job.yaml:4: metadata.generateName: is for `kubectl create` alone, and a job resumes")
+
+
 @pytest.mark.parametrize("name", ["../../etc", "Digits", "a b", "-a", "a..b", "1" * 254, "a/b"])
 def test_a_name_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None:
     (problem,) = problems(tmp_path, MINIMAL.replace("name: digits", f"name: '{name}'"))
