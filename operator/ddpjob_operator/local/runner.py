@@ -266,7 +266,9 @@ class Runner:
 
 
 def _heard() -> tuple[signal.Signals, ...]:
-    """What stops a run: not the end of its terminal where nohup has SIGHUP ignored."""
+    """What stops a run: not the end of its terminal where nohup has SIGHUP ignored. Ctrl-C does, although a script has
+    SIGINT ignored for what it starts with `&`: it ends the script, and the run would go on unseen.
+    """
     hangup = signal.SIGHUP
     return tuple(
         number for number in _STOP_SIGNALS if number is not hangup or signal.getsignal(hangup) != signal.SIG_IGN
