@@ -186,7 +186,13 @@ def what_begins_it(job: Job) -> str:
 
 def _run(command: Sequence[str]) -> int:
     """What it prints goes through our own output, which a reader that goes away does not stop; Ctrl-C ends it."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="surrogateescape",  # it prints the bytes of a path, which the locale may not decode
+        start_new_session=True,
+    ) as process:
         try:
             assert process.stdout is not None
             for line in process.stdout:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.support.local_run import PACKAGES
 
 from ddpjob_operator.cli.snapshots import run_here, what_begins_it
 from ddpjob_operator.local.volume import lock_job, newest_snapshot
@@ -29,6 +33,18 @@ def test_the_trainers_command_lists_verifies_restores_and_removes(
     assert capsys.readouterr().out.endswith("step-000000000010: removed\n")
     assert run_here(shared, "digits", "ls") == 0
     assert "no snapshot in" in capsys.readouterr().out
+
+
+def test_a_folder_whose_name_the_locale_cannot_decode_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "grün" / "checkpoints" / "digits").mkdir(parents=True)
+    command = [sys.executable, "-m", "ddpjob_operator.cli.main", "snapshots", "ls", "digits", "--shared", "grün"]
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = os.pathsep.join(map(str, PACKAGES))
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | ascii_locale | {"PYTHONPATH": path}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"no snapshot in ")
 
 
 @pytest.mark.parametrize(
