@@ -87,8 +87,7 @@ class Boundaries:
         self._is_updating = False
         self._captures = rng.Captures()
         self._sampled = _sampled(stateful.values())
-        self._seen: tuple[int, list[Tensor]] | None = None
-        """A step, and some of the weights at its end."""
+        self._sampled_step: int | None = None
         for value in stateful.values():
             before_update(value, self.begin_update)
 
@@ -98,19 +97,18 @@ class Boundaries:
 
     def step_ended(self, step: int) -> None:
         """The weights are now those after `step`."""
-        self._seen = step, [_sample(parameter) for parameter in self._sampled]
+        self._sampled_step = step
+        for sample in self._sampled:
+            sample.take()
 
     def other_weights(self, step: int) -> str | None:
         """Why the weights are not those after `step`; None if nothing shows that."""
-        if self._seen is None or self._seen[0] != step:
+        if self._sampled_step != step or not any(sample.differs() for sample in self._sampled):
             return None
-        for parameter, seen in zip(self._sampled, self._seen[1], strict=True):
-            if not torch.equal(_sample(parameter), seen):
-                return (
-                    f"the weights are not those of step {step}: something has changed them since, such as an average "
-                    "that was put in their place for a validation"
-                )
-        return None
+        return (
+            f"the weights are not those of step {step}: something has changed them since, such as an average that was "
+            "put in their place for a validation"
+        )
 
     def has_drawn(self) -> bool:
         """Whether this rank may have drawn random numbers since the newest boundary."""
@@ -143,7 +141,7 @@ class Boundaries:
 
     def forget(self) -> None:
         """The ranks of the last boundary are no longer these."""
-        self.newest = self._seen = None
+        self.newest = self._sampled_step = None
 
     def problem(self) -> str | None:
         """Why the states cannot be shown to be those of the newest boundary; None if they are."""
@@ -168,8 +166,38 @@ def before_update(value: Stateful, action: Callable[[], None]) -> None:
         value.update = announced  # type: ignore[method-assign]
 
 
-def _sampled(values: Iterable[Stateful]) -> list[Tensor]:
-    """A few of the parameters that optimizers change, from all over the model."""
+class _Sample:
+    """Some values of a parameter, as they were. What reads them is made once: beside a step, slicing a tensor takes ten
+    times as long as copying the slice.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._parameter = parameter
+        self._find()
+
+    def _find(self) -> None:
+        every = -(-self._parameter.numel() // SAMPLED_VALUES)
+        self._values = self._parameter.detach().reshape(-1)[::every]
+        self._taken = self._values.clone()
+
+    def take(self) -> None:
+        if self._has_moved():
+            self._find()
+        else:
+            self._taken.copy_(self._values)
+
+    def differs(self) -> bool:
+        # their bits, which are equal to themselves also where they are NaN
+        bits = (tensor.contiguous().view(torch.uint8) for tensor in (self._taken, self._values))
+        return self._has_moved() or not torch.equal(*bits)
+
+    def _has_moved(self) -> bool:
+        """Whether another tensor was put in the place of its data."""
+        return self._parameter.data_ptr() != self._values.data_ptr()
+
+
+def _sampled(values: Iterable[Stateful]) -> list[_Sample]:
+    """Of a few of the parameters that optimizers change, from all over the model."""
     groups = [group for value in values if isinstance(value, Optimizer) for group in value.param_groups]
     parameters = [
         parameter
@@ -177,12 +205,7 @@ def _sampled(values: Iterable[Stateful]) -> list[Tensor]:
         for parameter in group["params"]
         if type(parameter) in (Tensor, nn.Parameter) and parameter.numel() and parameter.is_contiguous()
     ]
-    return parameters[:: -(-len(parameters) // SAMPLED_PARAMETERS) or 1]
-
-
-def _sample(parameter: Tensor) -> Tensor:
-    """Its bits, which are equal to themselves also where they are NaN."""
-    return parameter.detach().reshape(-1)[:: -(-parameter.numel() // SAMPLED_VALUES)].clone().view(torch.uint8)
+    return [_Sample(parameter) for parameter in parameters[:: -(-len(parameters) // SAMPLED_PARAMETERS) or 1]]
 
 
 def _obstacle(
