@@ -273,6 +273,17 @@ def test_after_an_error_that_the_script_has_caught_no_call_meets_the_other_ranks
         calls[next_call]()
 
 
+def test_a_scheduler_that_is_stepped_between_steps_belongs_into_update(attach_live: Attach) -> None:
+    model, optimizer = model_and_optimizer()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    run = attach_live(model, optimizer, scheduler=scheduler, global_batch=4)
+    run.resume()
+    run.train_step([1], lambda share: model(INPUTS[share]).square().mean(), optimizer.step)
+    scheduler.step()
+    with pytest.raises(UserError, match=r"scheduler\.step\(\) was called after the end of update\(\): a snapshot of"):
+        run.train_step([2], lambda share: model(INPUTS[share]).square().mean(), optimizer.step)
+
+
 def test_a_connection_that_loss_of_has_lost_is_no_lost_rank(attach_live: Attach) -> None:
     """As one to a storage: the ranks would take the step again and again."""
     loop = Loop(attach_live)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class LiveRun(Run):
 
     Outside of `restart.scope: Live` it does the same, and a lost rank ends it.
     """
+
+    _END_OF_STEP: ClassVar = "the end of update()"
 
     def __init__(
         self,

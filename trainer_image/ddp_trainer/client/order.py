@@ -27,9 +27,16 @@ from ddp_trainer.snapshots.codec.state import Stateful, unwrapped
 class CallOrder:
     """Watches the states of a run between the end of a step and the next update."""
 
-    def __init__(self, states: Mapping[str, Stateful], on_update: Callable[[], None] | None = None) -> None:
-        """`on_update` is called before each update."""
+    def __init__(
+        self,
+        states: Mapping[str, Stateful],
+        on_update: Callable[[], None] | None = None,
+        *,
+        end: str = "run.step_end()",
+    ) -> None:
+        """`on_update` is called before each update. `end` is what ends a step of the program, for messages."""
         self._on_update = on_update
+        self._end = end
         self._marked = {name: value for name, value in states.items() if isinstance(value, LRScheduler | AveragedModel)}
         self._scalers = {name: value for name, value in states.items() if isinstance(value, GradScaler)}
         self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
@@ -81,8 +88,8 @@ class CallOrder:
             if _mark(self._marked[name]) != mark:
                 call = "step" if isinstance(self._marked[name], LRScheduler) else "update_parameters"
                 raise UserError(
-                    f"{name}.{call}() was called after run.step_end(): a snapshot that it saved is without that, and a "
-                    f"resumed run would differ. Call {name}.{call}() after optimizer.step() and before run.step_end()"
+                    f"{name}.{call}() was called after {self._end}: a snapshot of that step is without it, and a "
+                    f"resumed run would differ. Call {name}.{call}() after optimizer.step() and before {self._end}"
                 )
 
     def _updating(self) -> None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -62,6 +62,8 @@ class Run:
     """A training run: `step`, `samples` and `epoch` finished, over all attempts. Made by `attach`, and by the built-in
     loop for itself.
     """
+
+    _END_OF_STEP: ClassVar = "run.step_end()"
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Run:
                 check_view=check_view,
                 shard_ranks=shard_ranks,
             )
-        self._order = CallOrder(states.live, self._begin_update)
+        self._order = CallOrder(states.live, self._begin_update, end=self._END_OF_STEP)
         self._files = OwnFiles(
             job,
             world,
