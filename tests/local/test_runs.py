@@ -228,14 +228,14 @@ CLOCK_THAT_IS_SET = """
 import datetime, os, sys
 from pathlib import Path
 from ddpjob_operator.cli.main import main
-from ddpjob_operator.local import children, display, processes, runner
+from ddpjob_operator.local import children, clock, display, processes, runner
 
 class Clock(datetime.datetime):
     @classmethod
     def now(cls, zone=None):
         return super().now(zone) + datetime.timedelta(hours=int(Path("set").exists()))
 
-for module in (children, display, processes, runner):
+for module in (children, clock, display, processes, runner):
     module.datetime = Clock
 main()
 """

@@ -307,8 +307,8 @@ class Heartbeat:
     def seconds(self) -> dict[str, float]:
         """Seconds in each phase until now, as `phase_seconds` has them."""
         with self._lock:
-            self._progress()
-            return phase_seconds(self._state, self._state["time"])
+            now = self._clock()
+            return phase_seconds(self._state | {"time": now}, now)
 
     def goes_on_after(self, seconds: Mapping[str, float]) -> None:
         """This process goes on in the place of another one of this attempt: `seconds` are those of a rank that was
