@@ -262,5 +262,5 @@ def test_a_process_in_the_place_of_another_goes_on_with_the_seconds_of_the_attem
     now[0] += 4.0
     spent = {"load": 1.5, "train": 54.0, "save": 2.0}
     assert heartbeat.seconds() == spent
-    heartbeat.flush()
+    heartbeat.beat()
     assert phase_seconds(read_heartbeats(tmp_path)[0], now[0]) == spent
