@@ -99,22 +99,26 @@ class StepReduce:
 class _HostSums:
     """Where the values are in the memory of the host. Gloo sends half as many messages to gather as to reduce, and each
     wakes two threads; so each rank sums up what it has gathered. Between two ranks to reduce is faster.
+
+    Beside a step, code that is in no cache takes several times as long. So nothing here goes through more of torch and
+    NumPy than it has to.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._own = torch.zeros(_VALUES, dtype=torch.float64, device="cpu")
-        self._all = self._own
         self._work: dist.Work | None = None
+        self.forget()
 
     def start(self, *values: Tensor | float) -> None:
-        self._own.numpy()[:] = [float(value) for value in values]
+        for place, value in enumerate(values):
+            self._values[place] = float(value)
         size = self._world.size
         if size == 1:
             self._all = self._own
         elif size == 2 or dist.get_backend() != dist.Backend.GLOO:
-            self._all = self._own.clone()
-            self._work = dist.all_reduce(self._all, async_op=True)
+            self._all = self._own
+            assert dist.group.WORLD is not None
+            self._work = dist.group.WORLD.allreduce([self._all])  # as dist.all_reduce, in two thirds of the time
         else:
             if len(self._all) != size * _VALUES:
                 self._all = torch.zeros(size * _VALUES, dtype=torch.float64, device="cpu")
@@ -126,15 +130,18 @@ class _HostSums:
 
     def forget(self) -> None:
         # a collective that failed may still hold the buffers
-        self._own, self._all = torch.zeros_like(self._own), torch.zeros_like(self._all)
+        self._own = torch.zeros(_VALUES, dtype=torch.float64, device="cpu")
+        self._values = self._own.numpy()
+        """The same memory."""
+        self._all = self._own
         self._work = None
 
     def wait(self, timeout: timedelta | None) -> list[float]:
         if self._work is not None:
             self._work.wait() if timeout is None else self._work.wait(timeout)
             self._work = None
-        sums: list[float] = self._all.numpy().reshape(-1, _VALUES).sum(axis=0).tolist()
-        return sums
+        found: list[float] = self._all.tolist()
+        return [sum(found[place::_VALUES]) for place in range(_VALUES)]
 
 
 class _DeviceSums:

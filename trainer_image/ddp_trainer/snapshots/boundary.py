@@ -110,15 +110,21 @@ class Boundaries:
             "put in their place for a validation"
         )
 
-    def has_drawn(self) -> bool:
-        """Whether this rank may have drawn random numbers since the newest boundary."""
-        return self.newest is None or self._captures.capture() is not self.newest.own_generators
+    def generators(self) -> Tensor:
+        """Those of this rank, now. Nobody may write to the tensor."""
+        return self._captures.capture()
 
-    def reached(self, progress: Progress, none_has_drawn: NoneHasDrawn | None = None) -> Boundary:
+    def has_drawn(self, generators: Tensor) -> bool:
+        """Whether this rank, with these generators now, may have drawn random numbers since the newest boundary."""
+        return self.newest is None or generators is not self.newest.own_generators
+
+    def reached(
+        self, progress: Progress, none_has_drawn: NoneHasDrawn | None = None, own_generators: Tensor | None = None
+    ) -> Boundary:
         """All states are those after `progress.step`. A collective of all ranks that waits for none in this step.
 
         With `none_has_drawn`, which all ranks give or none, generators are not sent: where it is true they are those of
-        the boundary before.
+        the boundary before. `own_generators` are those of this rank, if they are known.
         """
         before = None if self.newest is None else self.newest.generators
         if isinstance(before, Gathering):
@@ -129,7 +135,7 @@ class Boundaries:
             for name, places in self._places.items()
             if self.obstacle is None and places and self._ranks.rank == 0
         }
-        own = self._captures.capture()
+        own = self.generators() if own_generators is None else own_generators
         generators: Gathering | Unchanged
         if before is None or none_has_drawn is None:
             generators = self._ranks.begin_gather(own)

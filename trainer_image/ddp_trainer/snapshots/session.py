@@ -121,6 +121,8 @@ class Snapshots:
         elif per_rank:
             name = min(per_rank)
             self._boundaries.obstacle = f"each rank has a {name} of its own, and they cannot meet any more to save it"
+        self._generators: Tensor | None = None
+        """Of this rank, from `has_drawn` to the end of the step."""
         self._saver: Saver | None = None
         self._store: SnapshotStore | None = None
         self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
@@ -260,7 +262,10 @@ class Snapshots:
 
     def has_drawn(self) -> bool:
         """At the end of a step, before `step_end`: whether this rank may have drawn random numbers in it."""
-        return self._boundaries.obstacle is not None or self._boundaries.has_drawn()
+        if self._boundaries.obstacle is not None:
+            return True
+        self._generators = self._boundaries.generators()
+        return self._boundaries.has_drawn(self._generators)
 
     def step_end(
         self,
@@ -274,13 +279,14 @@ class Snapshots:
         `none_has_drawn` is given, on all ranks alike, where none had drawn random numbers in the step before
         (`Boundaries.reached`).
         """
+        generators, self._generators = self._generators, None
         if self._saver is not None:
             self._saver.collect()
         self._boundaries.step_ended(progress.step)
         if self._schedule.after(progress, epoch_end=epoch_end):
             self.save(progress)
         elif self._boundaries.obstacle is None:
-            self._boundaries.reached(progress, none_has_drawn)
+            self._boundaries.reached(progress, none_has_drawn, generators)
 
     def begin_update(self) -> None:
         """Say that states are about to change. Optimizers among the states say so themselves; call it where something

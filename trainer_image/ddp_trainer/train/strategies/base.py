@@ -7,6 +7,7 @@ strategies be compared loss by loss.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -165,13 +166,13 @@ class Strategy:
 
         A float64 scalar on the device. Nothing here waits for the device.
         """
-        loss = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        parts = []
         last = len(batch.micro_batches) - 1
         for number, micro_batch in enumerate(batch.micro_batches):
             with self.accumulation(final=number == last):
-                loss += self.micro_step(micro_batch, batch.total)
+                parts.append(self.micro_step(micro_batch, batch.total))
         self.reduce_gradients()
-        return loss
+        return functools.reduce(torch.add, parts)
 
     def micro_step(self, micro_batch: MicroBatch, total: int) -> Tensor:
         """Forward and backward of one micro-batch; its part of the mean loss over the `total` samples of the
@@ -181,8 +182,9 @@ class Strategy:
             output = self.module(self.task.inputs(micro_batch.batch))
             loss = self.task.loss(output, micro_batch.batch)
         weight = micro_batch.count / total
+        scale = weight * self.gradient_scale
         with deterministic_backward():
-            torch.autograd.backward(self.precision.scaled(loss * (weight * self.gradient_scale)))
+            torch.autograd.backward(self.precision.scaled(loss if scale == 1.0 else loss * scale))
         return loss.detach().double() * weight
 
     @property
