@@ -84,7 +84,8 @@ ONE_JOB = Dashboard(
             lines("Values of the program", "What the training program reports, such as eval_accuracy.",
                   Query(f"max by (metric) (ddpjob_train_metric{{{JOB}}})", "{{metric}}")),
             lines("Skipped steps", "Steps that updated nothing. overflow: fp16 looks for its loss scale, a few at the "
-                  "start; on and on, the loss diverges. rollback: batches left out after a loss that was not finite.",
+                  "start; on and on, the loss diverges. rollback: batches left out after a loss that was not finite. "
+                  "no_update: a script has left its optimizer.step() out.",
                   Query(f"sum by (reason) (increase(ddpjob_train_skipped_steps_total{{{JOB}}}[$__rate_interval]))",
                         "{{reason}}"), bars=True),
             lines("Steps whose loss is not finite", "NaN or infinite. The condition LossNotFinite has the step, and "

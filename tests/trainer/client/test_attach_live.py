@@ -273,6 +273,19 @@ def test_after_an_error_that_the_script_has_caught_no_call_meets_the_other_ranks
         calls[next_call]()
 
 
+def test_an_update_may_leave_the_optimizer_out_once_it_has_been_in_it(attach_live: Attach) -> None:
+    loop = Loop(attach_live)
+    with pytest.raises(UserError, match=r"update\(\) has called no optimizer\.step\(\)"):
+        loop.run.train_step([0, 1], loop.loss, lambda: None)
+    loop = Loop(attach_live, environ={"DDPJOB_NAME": "other"}).train(until=2)
+    weight = loop.model.weight.clone()  # type: ignore[operator]
+    loop.run.train_step([0, 1], loop.loss, lambda: None)  # as one that finds its gradients infinite
+    assert torch.equal(weight, loop.model.weight)  # type: ignore[arg-type]
+    loop.run.train_step([0, 1], loop.loss, loop.optimizer.step)
+    assert loop.run.step == 4
+    assert not torch.equal(weight, loop.model.weight)  # type: ignore[arg-type]
+
+
 def test_a_scheduler_that_is_stepped_between_steps_belongs_into_update(attach_live: Attach) -> None:
     model, optimizer = model_and_optimizer()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

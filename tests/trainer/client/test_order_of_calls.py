@@ -144,6 +144,53 @@ def test_the_end_of_a_step_without_an_optimizer_step_is_an_error(attach: Any) ->
         run.step_end(1.0)
 
 
+def test_a_step_that_the_loop_skips_changes_nothing_and_counts(attach: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `if torch.isfinite(norm): optimizer.step()` does; a policy for what is not finite has nothing to stop."""
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": "Stop"})
+    run.resume()
+    for _ in range(2):
+        run.step_end(step(model, optimizer), gradient_norm=1.0)
+    weight = model.weight.clone()
+    for _ in range(2):
+        run.step_end(1.0, gradient_norm=float("inf"))
+    assert torch.equal(model.weight, weight)
+    run.step_end(step(model, optimizer), gradient_norm=1.0)
+    run.finish()
+    assert run.step == 5
+    assert capsys.readouterr().out.count("step 3 has ended without an optimizer.step()") == 1
+    again = attach(*model_and_optimizer())
+    assert again.resume() == 5
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_end_of_each_micro_batch_is_no_end_of_a_step_wherever_the_run_begins(attach: Any, number: int) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+
+    def train() -> None:
+        for at in range(number, number + 4):
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+            if at % 2 == 0:
+                optimizer.step()
+            run.step_end(loss)
+
+    with pytest.raises(UserError, match=r"not for each micro-batch"):
+        train()
+
+
+def test_a_last_call_without_a_loss_is_no_step_that_was_skipped(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    for _ in range(3):
+        run.step_end(step(model, optimizer))
+    with pytest.raises(UserError, match=r"without an optimizer\.step\(\)"):
+        run.step_end(epoch_end=True)
+
+
 @pytest.mark.parametrize("call", ["step_end", "finish"])
 def test_a_call_before_resume_is_an_error(attach: Any, call: str) -> None:
     model, optimizer = model_and_optimizer()

@@ -357,7 +357,7 @@ class LiveRun(Run):
         self._is_updating = True
         with self._passes.updating():
             update()
-        if not self._order.has_updated:
+        if not self._order.has_updated and not self._order.may_skip:
             raise UserError("update() has called no optimizer.step(): pass optimizer.step, or a function that calls it")
         self._position.advance(len(batch), epoch_end=epoch_end)
         self._is_updating = False

@@ -11,7 +11,7 @@ What changes after `step_end` and before the next optimizer step is in no snapsh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
@@ -22,6 +22,9 @@ from torch.optim.swa_utils import AveragedModel
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.boundary import before_update
 from ddp_trainer.snapshots.codec.state import Stateful, unwrapped
+
+ENOUGH: Final = 2
+"""Updates in a row that show that there is one for each end of a step."""
 
 
 class CallOrder:
@@ -41,6 +44,7 @@ class CallOrder:
         self._scalers = {name: value for name, value in states.items() if isinstance(value, GradScaler)}
         self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
         self._has_updated = False
+        self._updates_in_a_row = 0
         self._marks: Mapping[str, Any] | None = None
         # a scheduler knows the optimizer that a wrapper without that class hides
         hidden = [unwrapped(value.optimizer) for value in states.values() if isinstance(value, LRScheduler)]
@@ -55,6 +59,13 @@ class CallOrder:
         """Whether an optimizer has made a step since the last step ended; true where nothing can tell."""
         return self._has_updated or not self._can_tell
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may end without an update, as one whose gradients are not finite: two steps in a row had one,
+        so the program does not end a step at each micro-batch.
+        """
+        return self._updates_in_a_row >= ENOUGH
+
     def begins(self) -> None:
         """The states are those of a finished step; training goes on from them."""
         self._has_updated = False
@@ -64,8 +75,10 @@ class CallOrder:
         """The step that ends next is one without an update."""
         self._updating()
 
-    def step_ended(self) -> None:
-        """Raises UserError if no step was made since the last one, or what should have come before came after it."""
+    def step_ended(self, *, has_loss: bool) -> bool:
+        """Whether there was an update since the last step ended. Raises UserError if there was none, and the program
+        has not skipped it, or if what should have come before came after it.
+        """
         self.check()
         for name, scaler in self._scalers.items():
             if any(state["stage"] is OptState.STEPPED for state in scaler._per_optimizer_states.values()):
@@ -74,13 +87,17 @@ class CallOrder:
                     f"a resumed run would differ. Call {name}.update() after {name}.step(optimizer) and before "
                     "run.step_end()"
                 )
-        if not self.has_updated:
+        updated = self.has_updated
+        if not updated and not (has_loss and self.may_skip):
             raise UserError(
                 "run.step_end() was called without an optimizer.step() since the last one: call it once a step, after "
                 "optimizer.step(), not for each micro-batch. With a gradient scaler, which may skip the step, pass it "
                 "as a state: attach(…, scaler=scaler)"
             )
+        if not self.may_skip:
+            self._updates_in_a_row += updated
         self.begins()
+        return updated
 
     def check(self) -> None:
         """Raises UserError if a state has changed between the end of the last step and now."""

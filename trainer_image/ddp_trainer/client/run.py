@@ -137,6 +137,7 @@ class Run:
         self._batch_of_snapshot: int | None = None
         """The global batch of the run that has saved what this one resumed from."""
         self._is_failing = False
+        self._has_skipped = False
         self._values = OwnValues()
         report = SnapshotReporter(heartbeat, log)
         self._snapshots: Snapshots | None = None
@@ -342,7 +343,9 @@ class Run:
     ) -> None:
         if self._stopping:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
-        self._order.step_ended()
+        if not self._order.step_ended(has_loss=loss is not None):
+            gradient_norm = None  # the weights are what they were
+            self._skipped_by_program()
         stop = self._steps.agreed_to_stop()
         self._steps.end(
             loss,
@@ -361,6 +364,16 @@ class Run:
             self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end, none_has_drawn=draws_nothing)
         else:
             self._files.step_ended(self._steps.progress, epoch_end=epoch_end)
+
+    def _skipped_by_program(self) -> None:
+        self._heartbeat.skipped_steps("no_update")
+        if not self._has_skipped:
+            self._has_skipped = True
+            self._log.event("step_without_update", step=self.step + 1)
+            self._log.print_line(
+                f"step {self.step + 1} has ended without an optimizer.step(): it changed nothing and counts as a step. "
+                "ddpjob_train_skipped_steps_total counts those that follow"
+            )
 
     def should_stop(self) -> bool:
         """Whether to leave the loop, the same on every rank; the exit code will say preempted. The snapshot is saved;

@@ -214,8 +214,9 @@ COUNTERS_BY_LABEL = (
     MetricRow(
         "ddpjob_train_skipped_steps_total",
         "counter",
-        "Steps that updated nothing: `overflow` in fp16, which the built-in loop counts, and `rollback`, batches that "
-        "are left out since the job was rolled back from them.",
+        "Steps that updated nothing: `overflow` in fp16, which the built-in loop counts, `rollback`, batches that are "
+        "left out since the job was rolled back from them, and `no_update`, steps of a script without an "
+        "`optimizer.step()`.",
         (*LABELS, "reason"),
         source="skippedSteps",
         known=("rollback",),
