@@ -53,6 +53,21 @@ def test_an_exception_in_an_own_loop_leaves_an_emergency_snapshot_and_the_same_l
     volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20"))
 
 
+def test_a_run_whose_first_step_after_a_resume_has_no_update_goes_on(volume, trained_once) -> None:
+    own = ("own_loop.py", "--steps", "20", "--raise-at", "12", "--no-update-at", "12")
+    volume.train(2, *own)
+    volume.trained(2, *own, DDPJOB_ATTEMPT="1")
+    assert [event["step"] for event in volume.events("resumed")] == [11]
+    assert [event["step"] for event in volume.events("step_without_update")] == [12]
+    volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20", "--no-update-at", "12"))
+
+
+def test_an_update_that_one_rank_left_out_ends_the_run_before_a_snapshot_of_other_weights(volume) -> None:
+    failed = volume.train(2, "own_loop.py", "--steps", "20", "--no-update-at", "10", "--no-update-on", "1")
+    assert "1 of 2 ranks ended step 10 without an optimizer.step()" in failed.stderr
+    assert max(volume.snapshot_steps()) < 10
+
+
 DRAWS = ("draws.py", "--draws-in", "3", "11", "16", "19", "--fails-in")
 
 

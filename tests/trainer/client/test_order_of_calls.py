@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -144,23 +145,67 @@ def test_the_end_of_a_step_without_an_optimizer_step_is_an_error(attach: Any) ->
         run.step_end(1.0)
 
 
-def test_a_step_that_the_loop_skips_changes_nothing_and_counts(attach: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_whose_update_the_loop_leaves_out_counts(attach: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """As `if torch.isfinite(norm): optimizer.step()` does; a policy for what is not finite has nothing to stop."""
     model, optimizer = model_and_optimizer()
-    run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": "Stop"})
+    scheduler, ema = StepLR(optimizer, 1, gamma=0.5), AveragedModel(model)
+
+    def attached() -> Any:
+        environ = {"DDPJOB_NON_FINITE_LOSS": "Stop"}
+        return attach(model, optimizer, scheduler=scheduler, ema=ema, environ=environ)
+
+    def train(run: Any, *, norm: float) -> None:
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        if math.isfinite(norm):
+            optimizer.step()
+        scheduler.step()
+        ema.update_parameters(model)
+        run.step_end(loss, gradient_norm=norm)
+
+    run = attached()
     run.resume()
     for _ in range(2):
-        run.step_end(step(model, optimizer), gradient_norm=1.0)
+        train(run, norm=1.0)
     weight = model.weight.clone()
-    for _ in range(2):
-        run.step_end(1.0, gradient_norm=float("inf"))
+    for _ in range(10):
+        train(run, norm=math.inf)
     assert torch.equal(model.weight, weight)
-    run.step_end(step(model, optimizer), gradient_norm=1.0)
+    train(run, norm=1.0)
     run.finish()
-    assert run.step == 5
-    assert capsys.readouterr().out.count("step 3 has ended without an optimizer.step()") == 1
-    again = attach(*model_and_optimizer())
-    assert again.resume() == 5
+    said = capsys.readouterr().out
+    assert said.count("has ended without an optimizer.step()") == 2  # the first and the tenth
+    assert "step 12 has ended without an optimizer.step(), as 10 of this attempt did" in said
+    again = attached()
+    assert again.resume() == 13
+    assert (scheduler.last_epoch, int(ema.n_averaged)) == (13, 13)
+    train(again, norm=math.inf)  # the first step after a resume
+
+
+def test_an_update_by_an_optimizer_that_the_run_does_not_know_is_an_error(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    for _ in range(3):
+        run.step_end(step(model, optimizer))
+    loss = step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match=r"the weights have changed: pass the optimizer that changes them by name"):
+        run.step_end(loss)
+
+
+def test_an_emergency_snapshot_has_no_scheduler_of_the_next_step(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    scheduler = StepLR(optimizer, 1)
+    run = attach(model, optimizer, scheduler=scheduler, environ={"DDPJOB_SNAPSHOT_EVERY": "100steps"})
+    run.resume()
+    for _ in range(3):
+        loss = step(model, optimizer)
+        scheduler.step()
+        run.step_end(loss)
+    scheduler.step()  # of a step that leaves its update out, and fails
+    run.emergency(ValueError("seeded"))
+    again = attach(model, optimizer, scheduler=scheduler)
+    assert again.resume() == 0
 
 
 @pytest.mark.parametrize("number", [1, 2])

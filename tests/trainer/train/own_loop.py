@@ -16,6 +16,8 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("--steps", type=int, default=30)
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--raise-at", type=int, default=0)
+arguments.add_argument("--no-update-at", type=int, default=0)
+arguments.add_argument("--no-update-on", type=int, nargs="+", default=[0, 1], help="these ranks")
 arguments = arguments.parse_args()
 
 dist.init_process_group("gloo")
@@ -39,7 +41,8 @@ for step in range(run.resume(), arguments.steps):
     loss.backward()
     if strikes and step + 1 == arguments.sigterm_at:
         os.kill(os.getpid(), signal.SIGTERM)
-    optimizer.step()
+    if step + 1 != arguments.no_update_at or dist.get_rank() not in arguments.no_update_on:
+        optimizer.step()
     scheduler.step()
     run.step_end(loss)
     if run.should_stop():

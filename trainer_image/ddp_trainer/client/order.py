@@ -5,6 +5,8 @@
     scheduler.step()            # and whatever else belongs to the step: an average of the weights
     run.step_end(loss)          # the states are those of a finished step, and may be saved
 
+From the third step on, a loop may leave the update out, as where its gradients are not finite.
+
 What changes after `step_end` and before the next optimizer step is in no snapshot that this `step_end` has saved.
 """
 
@@ -66,6 +68,11 @@ class CallOrder:
         """
         return self._updates_in_a_row >= ENOUGH
 
+    def resumes(self, step: int) -> None:
+        """Training goes on after `step`: so far the run, in all its attempts, has had an update in each."""
+        self._updates_in_a_row = max(self._updates_in_a_row, step)
+        self.begins()
+
     def begins(self) -> None:
         """The states are those of a finished step; training goes on from them."""
         self._has_updated = False
@@ -78,8 +85,14 @@ class CallOrder:
     def step_ended(self, *, has_loss: bool) -> bool:
         """Whether there was an update since the last step ended. Raises UserError if there was none, and the program
         has not skipped it, or if what should have come before came after it.
+
+        Before the end of a step without an update, a scheduler or an average may have moved: nothing tells whether that
+        was in this step.
         """
-        self.check()
+        updated = self.has_updated
+        may_skip = has_loss and self.may_skip
+        if updated or not may_skip:
+            self.check()
         for name, scaler in self._scalers.items():
             if any(state["stage"] is OptState.STEPPED for state in scaler._per_optimizer_states.values()):
                 raise UserError(
@@ -87,27 +100,35 @@ class CallOrder:
                     f"a resumed run would differ. Call {name}.update() after {name}.step(optimizer) and before "
                     "run.step_end()"
                 )
-        updated = self.has_updated
-        if not updated and not (has_loss and self.may_skip):
+        if not updated and not may_skip:
             raise UserError(
                 "run.step_end() was called without an optimizer.step() since the last one: call it once a step, after "
                 "optimizer.step(), not for each micro-batch. With a gradient scaler, which may skip the step, pass it "
-                "as a state: attach(…, scaler=scaler)"
+                "as a state: attach(…, scaler=scaler). From the third step on, a loop may leave the update out and "
+                "pass the loss"
             )
         if not self.may_skip:
             self._updates_in_a_row += updated
         self.begins()
         return updated
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether no state has changed since the last step ended, but for what came after the update of the next."""
+        return self._changed() is None
+
     def check(self) -> None:
         """Raises UserError if a state has changed between the end of the last step and now."""
-        for name, mark in (self._marks or {}).items():
-            if _mark(self._marked[name]) != mark:
-                call = "step" if isinstance(self._marked[name], LRScheduler) else "update_parameters"
-                raise UserError(
-                    f"{name}.{call}() was called after {self._end}: a snapshot of that step is without it, and a "
-                    f"resumed run would differ. Call {name}.{call}() after optimizer.step() and before {self._end}"
-                )
+        if (name := self._changed()) is not None:
+            call = "step" if isinstance(self._marked[name], LRScheduler) else "update_parameters"
+            raise UserError(
+                f"{name}.{call}() was called after {self._end}: a snapshot of that step is without it, and a "
+                f"resumed run would differ. Call {name}.{call}() after optimizer.step() and before {self._end}"
+            )
+
+    def _changed(self) -> str | None:
+        marks = self._marks or {}
+        return next((name for name, mark in marks.items() if _mark(self._marked[name]) != mark), None)
 
     def _updating(self) -> None:
         self.check()

@@ -137,7 +137,7 @@ class Run:
         self._batch_of_snapshot: int | None = None
         """The global batch of the run that has saved what this one resumed from."""
         self._is_failing = False
-        self._has_skipped = False
+        self._updates_left_out = 0
         self._values = OwnValues()
         report = SnapshotReporter(heartbeat, log)
         self._snapshots: Snapshots | None = None
@@ -213,7 +213,7 @@ class Run:
         self._files.begins(self.step)
         self._losses.resumed()
         self._is_resumed = True
-        self._order.begins()
+        self._order.resumes(self.step)
         self._log.resumed(self.step)
         facts: dict[str, Any] = {"samples": self.samples, "worldSize": self._world.size}
         facts["totalSteps"] = self._steps.total_steps
@@ -273,7 +273,7 @@ class Run:
         self._steps.regroup(progress)
         self._snapshots.go_on(progress)
         self._files.begins(self.step)
-        self._order.begins()
+        self._order.resumes(self.step)
         self._log.resumed(self.step)
         self._log.event("regrouped", step=self.step, worldSize=self._world.size)
         if not self._is_resumed:
@@ -313,6 +313,9 @@ class Run:
         ranks have different numbers of them, `weight` is this rank's share, 1 in the sum over all ranks; losses that
         are shares already have a weight of 1. With the norm of its gradients, as `clip_grad_norm_` returns it, a step
         that makes the weights NaN is known before a snapshot holds them; not with a gradient scaler, which skips it.
+
+        From the third step on, a step may have left the update out, on all ranks alike, and passes its loss. Raises
+        UserError where only some ranks have, when the next step ends.
         """
         self._check_resumed("step_end")
         if loss is None and self._observer is not None:
@@ -343,9 +346,10 @@ class Run:
     ) -> None:
         if self._stopping:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
-        if not self._order.step_ended(has_loss=loss is not None):
+        has_updated = self._order.step_ended(has_loss=loss is not None)
+        if not has_updated:
             gradient_norm = None  # the weights are what they were
-            self._skipped_by_program()
+            self._left_out_update()
         stop = self._steps.agreed_to_stop()
         self._steps.end(
             loss,
@@ -354,6 +358,7 @@ class Run:
             epoch_end=epoch_end,
             gradient_norm=gradient_norm,
             has_drawn=self._snapshots is None or self._snapshots.has_drawn(),
+            has_updated=has_updated,
         )
         if self.step == self._steps.total_steps and self._snapshots is not None:
             return
@@ -365,14 +370,22 @@ class Run:
         else:
             self._files.step_ended(self._steps.progress, epoch_end=epoch_end)
 
-    def _skipped_by_program(self) -> None:
+    def _left_out_update(self) -> None:
+        if self._snapshots is not None:
+            if self._snapshots.has_other_weights(self.step):
+                raise UserError(
+                    "run.step_end() was called without an optimizer.step() of the run's, and the weights have changed: "
+                    "pass the optimizer that changes them by name, as in attach(…, second=optimizer)"
+                )
+            self._snapshots.begin_update()  # nobody else has said that a state may change
         self._heartbeat.skipped_steps("no_update")
-        if not self._has_skipped:
-            self._has_skipped = True
-            self._log.event("step_without_update", step=self.step + 1)
+        self._updates_left_out += 1
+        if (count := self._updates_left_out) in (1, 10, 100, 1000):
+            self._log.event("step_without_update", step=self.step + 1, steps=count)
             self._log.print_line(
-                f"step {self.step + 1} has ended without an optimizer.step(): it changed nothing and counts as a step. "
-                "ddpjob_train_skipped_steps_total counts those that follow"
+                f"step {self.step + 1} has ended without an optimizer.step(), as {count} of this attempt did: its "
+                "weights are those of the step before, and it counts as a step. If a gradient scaler skipped the "
+                "update, pass it as a state: attach(…, scaler=scaler)"
             )
 
     def should_stop(self) -> bool:
@@ -474,6 +487,8 @@ class Run:
             self._snapshots.close()  # the one before, which is worth waiting for
             self._log.close()
             return
+        if not self._order.is_kept:  # a scheduler has moved where no update announced it
+            self._snapshots.begin_update()
         # what is known now has to do: the other ranks may be gone
         with contextlib.suppress(Exception):
             self._steps.record_loss()

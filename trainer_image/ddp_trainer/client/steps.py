@@ -166,24 +166,31 @@ class Steps:
         epoch_end: bool,
         gradient_norm: Tensor | float | None,
         has_drawn: bool,
+        has_updated: bool,
     ) -> None:
         """A step has ended, on `samples` samples of all ranks together (0 if unknown); see `Run.step_end`. `has_drawn`:
-        whether this rank may have drawn random numbers in it.
+        whether this rank may have drawn random numbers in it. `has_updated`: whether there was an update.
         """
         self.step += 1
         self.samples += samples
-        self._begin_reduce(loss, weight, gradient_norm, has_drawn=has_drawn)
+        self._begin_reduce(loss, weight, gradient_norm, has_drawn=has_drawn, has_updated=has_updated)
         self.epoch += epoch_end
         self._learning_rate_of_step = self._learning_rate()
         self._report(samples)
 
     def record_loss(self) -> None:
         """Log the newest reduced loss, unless it is logged already. Raises LossNotFinite or RollBack, on all ranks
-        alike, where the policy says so.
+        alike, where the policy says so, and UserError where only some ranks had an update in that step.
         """
         result = self._of_step.result()
         if result is None or not self._has_loss or result.step <= self._log.losses.last_step:
             return
+        if 0 < result.without_update < self._world.size:
+            raise UserError(
+                f"{result.without_update} of {self._world.size} ranks ended step {result.step} without an "
+                "optimizer.step(), so the ranks have different weights: decide on what is the same on all, such as the "
+                "norm of the gradients after they are reduced, not on the loss of one rank"
+            )
         losses, rate = self._log.losses, self._rate
         losses.append(step=result.step, epoch=result.epoch, loss=result.loss, samples_per_second=rate)
         if result.step % self._plot_every == 0:
@@ -256,6 +263,7 @@ class Steps:
         gradient_norm: Tensor | float | None,
         *,
         has_drawn: bool,
+        has_updated: bool,
     ) -> None:
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise UserError(f"the loss of a step is one number, and this one has {loss.numel()}: pass its mean")
@@ -274,6 +282,7 @@ class Steps:
             gradient_norm=norm,
             joining=self._has_newcomer(),
             has_drawn=has_drawn,
+            has_updated=has_updated,
         )
 
     def _report(self, samples: int) -> None:

@@ -7,6 +7,8 @@ has long arrived, so no rank waits for it, and all ranks read it at the same ste
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -18,8 +20,10 @@ from torch import Tensor
 from ddp_trainer.rank.collectives import all_gather_single
 from ddp_trainer.rank.world import World
 
-_VALUES: Final = 5
-"""The loss, the gradient norm, ranks asked to stop, whether a rank joins, whether one has drawn random numbers."""
+_VALUES: Final = 6
+"""The loss, the gradient norm, ranks asked to stop, whether a rank joins, whether one has drawn random numbers, ranks
+without an update.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,9 @@ class StepResult:
     has_drawn: bool = True
     """Whether a rank may have drawn random numbers in this step."""
 
+    without_update: int = 0
+    """Ranks that have left the update out."""
+
 
 class StepReduce:
     """One asynchronous reduction at a time: `start` launches it, `result` waits for it."""
@@ -64,13 +71,15 @@ class StepReduce:
         gradient_norm: Tensor | float | None = None,
         joining: bool = False,
         has_drawn: bool = True,
+        has_updated: bool = True,
     ) -> None:
         """Reduce finished step number `step`: this rank's part of its mean loss, whether it was asked to stop, the norm
-        of its gradients, if it is known, and whether it has drawn random numbers.
+        of its gradients, if it is known, whether it has drawn random numbers, and whether there was an update.
         """
         assert self._pending is None, "the last result was not read"
         self._pending = (step, epoch, stop)
-        self._sums.start(loss_part, 0.0 if gradient_norm is None else gradient_norm, stop, joining, has_drawn)
+        norm = 0.0 if gradient_norm is None else gradient_norm
+        self._sums.start(loss_part, norm, stop, joining, has_drawn, not has_updated)
 
     @property
     def is_complete(self) -> bool:
@@ -87,10 +96,11 @@ class StepReduce:
         `timeout`.
         """
         if self._pending is not None:
-            loss, norm, stop, joining, drawn = self._sums.wait(timeout)
+            loss, norm, stop, joining, drawn, without = self._sums.wait(timeout)
             step, epoch, is_stopping = self._pending
+            mean = norm / self._world.size
             self._result = StepResult(
-                step, epoch, loss, round(stop), is_stopping, norm / self._world.size, joining > 0, drawn > 0
+                step, epoch, loss, round(stop), is_stopping, mean, joining > 0, drawn > 0, round(without)
             )
             self._pending = None
         return self._result
@@ -117,8 +127,9 @@ class _HostSums:
             self._all = self._own
         elif size == 2 or dist.get_backend() != dist.Backend.GLOO:
             self._all = self._own
-            assert dist.group.WORLD is not None
-            self._work = dist.group.WORLD.allreduce([self._all])  # as dist.all_reduce, in two thirds of the time
+            if (group := dist.group.WORLD) is None:
+                raise RuntimeError("the process group was destroyed before the end of the step")
+            self._work = group.allreduce([self._all])  # as dist.all_reduce, in two thirds of the time
         else:
             if len(self._all) != size * _VALUES:
                 self._all = torch.zeros(size * _VALUES, dtype=torch.float64, device="cpu")
@@ -141,7 +152,8 @@ class _HostSums:
             self._work.wait() if timeout is None else self._work.wait(timeout)
             self._work = None
         found: list[float] = self._all.tolist()
-        return [sum(found[place::_VALUES]) for place in range(_VALUES)]
+        # sum() has other bits from Python 3.12 on
+        return [functools.reduce(operator.add, found[place::_VALUES]) for place in range(_VALUES)]
 
 
 class _DeviceSums:

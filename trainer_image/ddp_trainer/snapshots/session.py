@@ -267,6 +267,10 @@ class Snapshots:
         self._generators = self._boundaries.generators()
         return self._boundaries.has_drawn(self._generators)
 
+    def has_other_weights(self, step: int) -> bool:
+        """Whether the weights of this rank are shown not to be those after `step`."""
+        return self._boundaries.other_weights(step) is not None
+
     def step_end(
         self,
         progress: Progress,

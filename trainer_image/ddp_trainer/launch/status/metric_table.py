@@ -219,7 +219,7 @@ COUNTERS_BY_LABEL = (
         "`optimizer.step()`.",
         (*LABELS, "reason"),
         source="skippedSteps",
-        known=("rollback",),
+        known=("rollback", "no_update"),
     ),
     MetricRow(
         "ddpjob_snapshot_saves_total",
