@@ -136,6 +136,24 @@ def test_an_exit_code_that_stands_for_a_signal_is_read_as_one(start_pod, leave):
     assert "exited with code 137 (128 + SIGKILL" in pod.message["message"]
 
 
+def test_a_script_that_starts_itself_anew_ends_as_with_torchrun(start_pod):
+    """Nobody records how the new program ends, and that is no failure that ends the other rank after a while."""
+    pod = start_pod(
+        """
+        import os, sys, time
+        if "AGAIN" not in os.environ:
+            os.environ["AGAIN"] = "1"
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+        if os.environ["RANK"] == "0":
+            time.sleep(15)  # longer than ranks may live beside one that has failed
+            print("evaluated", flush=True)
+        """,
+        DDPJOB_PROCS_PER_NODE="2",
+    )
+    assert pod.wait() == 0, pod.log
+    assert "evaluated" in pod.log
+
+
 def test_an_end_without_a_word_is_said_to_be_one(start_pod):
     pod = start_pod("import os; os._exit(9)")
     assert pod.wait() == 9

@@ -57,14 +57,14 @@ def forget_port(run_dir: Path) -> None:
         (run_dir / "port").unlink()
 
 
-def register(run_dir: Path, rank: int, local_rank: int, pid: int) -> None:
-    """Say which process a rank is."""
-    entry = {"rank": rank, "localRank": local_rank, "pid": pid, "time": time.monotonic()}
+def register(run_dir: Path, rank: int, local_rank: int, pid: int, *, replaced: bool = False) -> None:
+    """Say which process a rank is. `replaced`: it is another program now (`os.execv`), and leaves no outcome."""
+    entry = {"rank": rank, "localRank": local_rank, "pid": pid, "time": time.monotonic(), "replaced": replaced}
     write_json(run_dir / "ranks" / f"local-{local_rank}.json", entry)
 
 
 def registrations(run_dir: Path) -> list[dict[str, Any]]:
-    """The ranks of this pod that have started, by rank: rank, localRank, pid, time (monotonic seconds)."""
+    """The ranks of this pod that have started, by rank: rank, localRank, pid, time (monotonic seconds), replaced."""
     read = (read_json(path) for path in (run_dir / "ranks").glob("local-*.json"))
     return sorted((entry for entry in read if entry is not None), key=lambda entry: entry["rank"])
 

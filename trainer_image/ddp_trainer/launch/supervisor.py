@@ -236,7 +236,9 @@ class Supervisor:
         living = [entry for entry in ranks if processes.alive(entry["pid"])]
         if len(living) == len(ranks):
             return
-        outcomes = {outcome["pid"]: outcome["exitCode"] for outcome in read_outcomes(self._pod.run_dir)}
+        # of a rank that is another program by now torchrun alone knows how it ended; it ends the others itself then
+        outcomes: dict[int, int] = {entry["pid"]: EXIT_OK for entry in ranks if entry.get("replaced")}
+        outcomes |= {outcome["pid"]: outcome["exitCode"] for outcome in read_outcomes(self._pod.run_dir)}
         good = all(outcomes.get(entry["pid"]) in (EXIT_OK, EXIT_PREEMPTED) for entry in ranks if entry not in living)
         if not good and self._failed_at is None:
             self._failed_at = now

@@ -20,7 +20,7 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -83,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
         live_scripts.expect()
     pid = os.getpid()
     record_os_exit(own, observer)
+    record_exec(own)
     try:
         if own_script or job.code_sha256 is not None:
             enter_work_folder(job, own.scratch)
@@ -152,6 +153,30 @@ def record_os_exit(own: RankEnvironment, observer: ScriptObserver | None) -> Non
         _exit(status)
 
     os._exit = recorded
+
+
+def record_exec(own: RankEnvironment) -> None:
+    """A script that replaces itself by another program, as one does that sets PYTHONHASHSEED and starts anew, says so:
+    that program leaves no record, and only torchrun learns how it ended.
+    """
+    pid, assigned = os.getpid(), (own.rank, own.local_rank)
+
+    def announced(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def replaced(*args: Any, **kwargs: Any) -> NoReturn:
+            assert own.run_dir is not None
+            if os.getpid() != pid:
+                execute(*args, **kwargs)
+            with contextlib.suppress(OSError):
+                register(own.run_dir, *assigned, pid, replaced=True)
+            try:
+                execute(*args, **kwargs)
+            finally:  # there is no such program
+                register(own.run_dir, *assigned, pid)
+
+        return replaced
+
+    # the others of their kind, such as os.execvp, call these
+    os.execv, os.execve = announced(os.execv), announced(os.execve)
 
 
 def cut(text: str) -> None:
