@@ -170,6 +170,19 @@ def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volu
     assert len(whole) == 12
 
 
+@pytest.mark.parametrize(
+    ("script", "callback"),
+    [("with_transformers.py", "same"), ("with_transformers.py", "new"), ("with_lightning.py", "same")],
+)
+def test_a_second_training_which_would_go_on_from_the_first_is_an_error(
+    job: Volume, script: str, callback: str
+) -> None:
+    """As pre-training and fine-tuning in one script: the second began with the weights and the steps of the first."""
+    ended = job.train(1, script, "--again", callback)
+    assert ended.returncode != 0
+    assert re.search(r"this process has trained to step \d+ of the job \w+ before", ended.stderr), ended.stderr
+
+
 def test_a_stop_saves_although_only_the_best_is_to_be_saved() -> None:
     from transformers import TrainerControl
 

@@ -20,6 +20,7 @@ from ddp_trainer.integrations.lightning import DDPJobCallback
 arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--model-checkpoint", action="store_true")
+arguments.add_argument("--again", choices=["same"], help="train another model, with this callback")
 arguments.add_argument("--save-epochs", action="store_true", help="a ModelCheckpoint at the end of each epoch")
 arguments.add_argument("--random", action="store_true", help="shuffle, and drop out, on each rank otherwise")
 arguments = arguments.parse_args()
@@ -59,20 +60,29 @@ loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batc
 callback = DDPJobCallback()
 own = [ModelCheckpoint(shared / "own", every_n_train_steps=3, save_top_k=-1)] if arguments.model_checkpoint else []
 own += [ModelCheckpoint(shared / "own", every_n_epochs=1, save_top_k=-1)] if arguments.save_epochs else []
-trainer = lightning.Trainer(
-    accelerator="cpu",
-    strategy="auto" if arguments.random else "ddp",
-    devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-    num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
-    max_epochs=6,
-    logger=False,
-    enable_checkpointing=bool(own),
-    enable_progress_bar=False,
-    callbacks=[callback, *own],
-    plugins=[callback.checkpoint_io],
-)
+
+
+def train(model: Regression) -> lightning.Trainer:
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy="auto" if arguments.random else "ddp",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
+        num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
+        max_epochs=6,
+        logger=False,
+        enable_checkpointing=bool(own),
+        enable_progress_bar=False,
+        callbacks=[callback, *own],
+        plugins=[callback.checkpoint_io],
+    )
+    trainer.fit(model, loader, ckpt_path=callback.latest())
+    return trainer
+
+
 model = Regression()
-trainer.fit(model, loader, ckpt_path=callback.latest())
+trainer = train(model)
+if arguments.again:
+    train(Regression())
 if trainer.is_global_zero:
     (shared / "weights.json").write_text(json.dumps(model.layer.weight.tolist()))
     (shared / "finished").write_text(str(trainer.global_step))

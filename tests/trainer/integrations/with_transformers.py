@@ -19,6 +19,7 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--sigkill-at", type=int, default=0)
 arguments.add_argument("--save-epochs", action="store_true")
+arguments.add_argument("--again", choices=["same", "new"], help="train once more, with this callback")
 arguments = arguments.parse_args()
 shared = Path(os.environ["DDPJOB_SHARED"])
 attempt = os.environ["DDPJOB_ATTEMPT"]
@@ -64,11 +65,21 @@ settings = TrainingArguments(
 torch.manual_seed(1)
 sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
 callback = DDPJobCallback()
-trainer = Trainer(
-    model=BertForSequenceClassification(BertConfig(vocab_size=16, **sizes)),
-    args=settings,
-    train_dataset=Sentences(),
-    callbacks=[callback, Notes()],
-)
-trainer.train(resume_from_checkpoint=callback.latest())
+
+
+def train() -> Trainer:
+    trainer = Trainer(
+        model=BertForSequenceClassification(BertConfig(vocab_size=16, **sizes)),
+        args=settings,
+        train_dataset=Sentences(),
+        callbacks=[callback, Notes()],
+    )
+    trainer.train(resume_from_checkpoint=callback.latest())
+    return trainer
+
+
+trainer = train()
+if arguments.again:
+    callback = callback if arguments.again == "same" else DDPJobCallback()
+    train()
 trainer.save_model(str(shared / "final"))

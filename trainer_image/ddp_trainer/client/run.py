@@ -559,6 +559,22 @@ class Run:
         if at == self.step:
             self._files.should_save = False
 
+    def training_begins(self) -> None:
+        """The program's library begins to train. Raises UserError where it has come to the end of a training of this
+        job before, in this process: it would go on from a checkpoint of that, whatever the model.
+        """
+        if self._key in _finished:
+            raise UserError(
+                f"this process has trained to step {_finished[self._key]} of the job {self._key[0].name} before, and a "
+                "job has one run: checkpoints of two would be taken for one another. Train each in a job of its own, "
+                "or leave the callback out of the second. To train on, let the first take more steps"
+            )
+
+    def training_ends(self) -> None:
+        """It has come to its end: record the loss of the last step."""
+        self.record_loss()
+        _finished[self._key] = self.step
+
     def latest(self) -> Path | None:
         """The newest checkpoint whose every byte verifies, the same folder on every rank; None if there is none."""
         return self._files.latest()

@@ -69,6 +69,10 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         folder = self.run.latest()
         return None if folder is None else str(folder / FILE)
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Also of a training that is at its end already."""
+        self.run.training_begins()
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Training goes on after `trainer.global_step`."""
         self.run.step = trainer.global_step
@@ -110,7 +114,7 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """And after the last one."""
         self._take_over(trainer)
-        self.run.record_loss()
+        self.run.training_ends()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save and stop where the job asks for it, after a batch that was a step."""

@@ -58,6 +58,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Training goes on after `state.global_step`."""
+        self.run.training_begins()
         if args.save_only_model:
             raise UserError("save_only_model=True saves nothing to resume from: leave it out of the TrainingArguments")
         of_rank = (state.train_batch_size or args.train_batch_size) * args.gradient_accumulation_steps
@@ -109,7 +110,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         if self.run.should_stop():
             self.run.finish()
             raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
-        self.run.record_loss()
+        self.run.training_ends()
 
 
 def _check_batch(noted: Path, now: int) -> None:
