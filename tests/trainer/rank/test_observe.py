@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import data_waits
-from ddp_trainer.rank.observe import ScriptObserver, batch_size, close_observer, observe, observing
+from ddp_trainer.rank.observe import LAPSED_STEPS, ScriptObserver, batch_size, close_observer, observe, observing
 
 Train = Callable[[], Any]
 
@@ -90,6 +90,42 @@ def test_two_optimizers_of_one_step_are_one_step(seen: Any) -> None:
     def train() -> None:
         for batch in _loader():
             _loss(torch.nn.Sequential(one, two), batch).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert seen(train)["step"] == 6
+
+
+@pytest.mark.parametrize(("is_kept", "counted"), [(False, 200), (True, 200 - LAPSED_STEPS - 1)])
+def test_steps_go_on_with_the_optimizer_of_the_next_model(seen: Any, is_kept: bool, counted: int) -> None:
+    """As with a model for each fold of a cross-validation, and one for each part of a training."""
+    kept, last = [], [0.0]
+
+    def train() -> None:
+        for _ in range(2):
+            model = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            kept.append(optimizer if is_kept else None)
+            for batch in [next(iter(_loader())) for _ in range(100)]:
+                loss = _loss(model, batch)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                last[0] = loss.item()
+            del optimizer
+
+    beat = seen(train)
+    assert beat["step"] == counted
+    assert beat["loss"] == pytest.approx(last[0])
+
+
+def test_an_optimizer_for_each_parameter_is_one_step(seen: Any) -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(40)), torch.nn.Linear(3, 1))
+    optimizers = [torch.optim.SGD([parameter], lr=1e-4) for parameter in layers.parameters()]
+
+    def train() -> None:
+        for batch in _loader():
+            _loss(layers, batch).backward()
             for optimizer in optimizers:
                 optimizer.step()
 

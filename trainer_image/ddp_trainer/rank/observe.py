@@ -55,6 +55,9 @@ FETCHES_OF_VALIDATION: Final = 3
 where a step has as many backward passes: Hugging Face's Trainer reads all batches of a step before the first.
 """
 
+LAPSED_STEPS: Final = 64
+"""Of one optimizer, without one of the leader between them: more than any that take turns, as those of a GAN."""
+
 SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
 
@@ -134,6 +137,8 @@ class ScriptObserver:
         """The optimizer that has made most steps, as a weak reference."""
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         """Steps of the others."""
+        self._alone: WeakKeyDictionary[Optimizer, tuple[int, int]] = WeakKeyDictionary()
+        """Of the others: after which step of the leader they have stepped, and how often since."""
         self._step = 0
         self._before: int | None = None
         """Steps of the run before this process began; None until they are known."""
@@ -310,15 +315,22 @@ class ScriptObserver:
         return before
 
     def _takes_the_lead(self, optimizer: Optimizer) -> bool:
-        """Whether this step of an optimizer, other than that with most steps, makes it the one."""
-        steps = self._steps.get(optimizer, 0) + 1
-        if steps <= self._step:
-            self._steps[optimizer] = steps
+        """Whether this step of an optimizer, other than that with most steps, makes it the one: it has more now, or
+        that one is gone, or has not been stepped for long, as where a script trains one model after another.
+        """
+        leader, steps = self._leader(), self._steps.get(optimizer, 0) + 1
+        at, alone = self._alone.get(optimizer, (self._step, 0))
+        alone = alone + 1 if at == self._step else 1
+        lapsed = alone > LAPSED_STEPS
+        if leader is not None and steps <= self._step and not lapsed:
+            self._steps[optimizer], self._alone[optimizer] = steps, (self._step, alone)
             return False
-        if (leader := self._leader()) is not None:
+        if leader is not None:
             self._steps[leader] = self._step
         self._leader = ref(optimizer)
-        return True
+        if lapsed:  # what has come since then is of many steps
+            self._loss, self._step_samples, self._backwards = None, 0, 0
+        return not lapsed
 
     def _check_loss(self, step: int) -> None:
         """The one that the heartbeat has read: not that of each step is, and NaN does not go away."""
