@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from ddpjob_operator.core.values.names import (
     FINALIZER,
     INITIALIZER,
     LABEL_ATTEMPT,
+    LABEL_LAST_INITIALIZER,
     LABEL_NODE_RANK,
     LABEL_NODES,
     LABEL_ROLE,
@@ -120,9 +121,10 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         return None
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     reason, message = _problem(status, conditions)
-    # one container each, run one after the other: the first that failed ended the pod
-    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-    ended = [(str(item.get("name", "")), found) for item in containers if (found := _ended(item)) is not None]
+    main = _last_initializer(labels, status)
+    first, last = _ends(status.get("initContainerStatuses")), _ends(main)
+    # one container each, run one after the other: the first that failed ended the pod, and the last began after all
+    ended = last or first
     telling = next((pair for pair in ended if pair[1].exit_code), ended[-1] if ended else None)
     return InitializerView(
         name=metadata.get("name", ""),
@@ -139,8 +141,22 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         reason=reason,
         message=message,
         termination=telling[1] if telling else None,
+        done=bool(main) and len(last) == len(main),
         exited=_all_exited(status),
     )
+
+
+def _last_initializer(labels: Mapping[str, str], status: Object) -> list[Object]:
+    """The main container that the operator made, among those that a webhook has injected. A pod that an older operator
+    made does not name it.
+    """
+    containers = list(status.get("containerStatuses") or ())
+    return [item for item in containers if item.get("name") == labels.get(LABEL_LAST_INITIALIZER)] or containers
+
+
+def _ends(containers: Iterable[Object] | None) -> list[tuple[str, Termination]]:
+    """Name and end of each of `containers` that has ended."""
+    return [(str(item.get("name", "")), found) for item in containers or () if (found := _ended(item)) is not None]
 
 
 def _place(labels: Mapping[str, str]) -> tuple[int, int | None]:

@@ -20,7 +20,14 @@ from ddpjob_operator.core.manifests.pods import (
 )
 from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume, source_claim
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
-from ddpjob_operator.core.values.names import INITIALIZER, LABEL_ATTEMPT, LABEL_ROLE, initializer_name, job_labels
+from ddpjob_operator.core.values.names import (
+    INITIALIZER,
+    LABEL_ATTEMPT,
+    LABEL_LAST_INITIALIZER,
+    LABEL_ROLE,
+    initializer_name,
+    job_labels,
+)
 
 SOURCES_PATH = "/mnt/source"
 """Where claims that data is copied from are mounted, each under its name."""
@@ -54,7 +61,11 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
     if first:
         spec["initContainers"] = first
     spec = confined(job, spec)
-    own = job_labels(job.name, job.uid) | {LABEL_ROLE: INITIALIZER, LABEL_ATTEMPT: str(number)}
+    own = job_labels(job.name, job.uid) | {
+        LABEL_ROLE: INITIALIZER,
+        LABEL_ATTEMPT: str(number),
+        LABEL_LAST_INITIALIZER: last["name"],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",

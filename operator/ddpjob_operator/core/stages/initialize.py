@@ -56,7 +56,7 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return with_data(look), None
     if pod.deleting and (left := _grace_left(look, pod)) > 0:
         return look, Plan(look.status, requeue_after=left)  # its end comes as an event, unless its node is gone
-    if pod.ended or pod.deleting or is_lost(_as_pod(look, pod), patience(look), look.now):
+    if pod.over or pod.deleting or is_lost(_as_pod(look, pod), patience(look), look.now):
         return look, _after_failure(look, pod)
     return look, _waiting(look, pod)
 
@@ -68,6 +68,17 @@ def with_data(look: Look) -> Look:
         return look
     which = f"{count} initializers have" if count > 1 else "it has"
     return transitions.mark_initialized(look, f"{which} prepared the volume")
+
+
+def left_over_sidecars(look: Look) -> tuple[DeletePod, ...]:
+    """The pod of initializers that are done, where a sidecar goes on: it would hold what they asked for until the end
+    of the job. The pod is the proof that they are done until that is on record.
+    """
+    pod = look.observed.initializer
+    if pod is None or not pod.done or pod.ended or pod.deleting:
+        return ()
+    recorded_before = cond.holds(look.job.status.conditions, cond.INITIALIZED)
+    return (DeletePod(pod.name, pod.uid, _GRACE_SECONDS),) if recorded_before else ()
 
 
 def _begin(look: Look, old: InitializerView | None) -> Plan:

@@ -34,7 +34,7 @@ from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.stages.all_or_nothing import LEAST_WAIT_SECONDS, plan_release, until_released
 from ddpjob_operator.core.stages.finished import plan_refused
-from ddpjob_operator.core.stages.initialize import plan_initializers
+from ddpjob_operator.core.stages.initialize import left_over_sidecars, plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize, restart_of_edited
 from ddpjob_operator.core.values.actions import Event, Plan, soonest
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, in_words
@@ -84,7 +84,7 @@ def complete_gang(look: Look) -> Plan:
 def _fill(look: Look) -> Plan:
     """Delete what is left of older attempts, create what is missing, and update phase and conditions."""
     pods, spares = members(look), len(ready_spares(look))
-    stale = discard(look, left_over(look), grace_seconds=grace_of_old(look.status))
+    stale = (*discard(look, left_over(look), grace_seconds=grace_of_old(look.status)), *left_over_sidecars(look))
     wait = _backoff_left(look) or still_saving(look)
     if wait > 0 and not pods:
         return Plan(with_node_counts(look, spares).status, stale, requeue_after=wait)

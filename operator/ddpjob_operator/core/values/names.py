@@ -34,6 +34,9 @@ LABEL_ROLE = f"{DOMAIN}/role"
 INITIALIZER = "initializer"
 """The role of the pod that runs the initializers; pods of the gang have none."""
 
+LABEL_LAST_INITIALIZER = f"{DOMAIN}/last-initializer"
+"""The main container of that pod. Webhooks may inject others, which run on when it is done."""
+
 TRAINER_CONTAINER = "trainer"
 
 ANNOTATION_IMAGE = f"{DOMAIN}/trainer-image"

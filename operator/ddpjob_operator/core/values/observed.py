@@ -163,18 +163,27 @@ class InitializerView:
     message: str = ""
     termination: Termination | None = None
     """How the first initializer that failed ended, or else the last one that has."""
+    done: bool = False
+    """Whether the last initializer has exited. A sidecar may go on."""
     exited: bool = False
-    """Whether its main container, which is the last initializer, has exited (see `PodView.exited`)."""
+    """Whether every main container has exited (see `PodView.exited`)."""
 
     @property
     def ended(self) -> bool:
+        """Whether no container of it runs any more, or ever will."""
         return self.exited or self.phase.final
 
     @property
+    def over(self) -> bool:
+        """Whether no initializer of it runs any more, or ever will."""
+        return self.done or self.ended
+
+    @property
     def succeeded(self) -> bool:
-        """Whether all initializers are done."""
-        done = self.exited and self.termination is not None and self.termination.exit_code == 0
-        return done or self.phase is PodPhase.SUCCEEDED
+        """Whether all initializers are done. A sidecar that goes on, or that failed, does not change that."""
+        if self.done and self.termination is not None:
+            return self.termination.exit_code == 0
+        return self.phase is PodPhase.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)

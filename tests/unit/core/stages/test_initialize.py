@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,28 @@ def test_with_the_data_on_the_volume_the_gang_starts_and_it_is_on_record() -> No
     assert condition(decided)[:2] == ("True", "DataReady")
     assert decided.status.phase is Phase.STARTING
     assert made(decided) == ["digits-0-0", "digits-0-1"]
+
+
+def test_the_pod_of_initializers_that_are_done_goes_once_that_is_on_record_where_a_sidecar_runs_on() -> None:
+    done = fetcher(step="dataset", termination=Termination(0), done=True)
+    first = look(look().status, done)
+    assert (first.status.phase, made(first)) == (Phase.STARTING, ["digits-0-0", "digits-0-1"])
+    assert condition(first)[:2] == ("True", "DataReady")
+    assert not any(isinstance(action, DeletePod) for action in first.actions), "it is the proof"
+    second = look(first.status, done)
+    assert [action.name for action in second.actions if isinstance(action, DeletePod)] == ["digits-init-0"]
+    for pod in (replace(done, deleting=True), replace(done, exited=True)):
+        assert not any(isinstance(action, DeletePod) for action in look(first.status, pod).actions)
+
+
+@pytest.mark.parametrize(("code", "phase"), [(1, Phase.PENDING), (64, Phase.FAILED)])
+def test_initializers_that_failed_are_dealt_with_although_a_sidecar_runs_on(code: int, phase: Phase) -> None:
+    decided = look(look().status, fetcher(step="dataset", termination=Termination(code), done=True))
+    assert (decided.status.phase, decided.status.initializer_failures) == (phase, 1)
+    assert condition(decided)[:2] == ("False", "InitializerFailed")
+    ended = decided.status if phase is Phase.FAILED else None
+    asked = decided if ended is None else look(ended, fetcher(termination=Termination(code), done=True))
+    assert [action.name for action in asked.actions if isinstance(action, DeletePod)] == ["digits-init-0"]
 
 
 @pytest.mark.parametrize("pod", [None, fetcher("Succeeded"), broken()], ids=["gone", "succeeded", "failed later"])
@@ -264,6 +287,7 @@ def test_the_pod_is_known_as_what_it_is_and_goes_with_its_job() -> None:
         "training.ddpjob.io/uid": UID,
         "training.ddpjob.io/role": "initializer",
         "training.ddpjob.io/attempt": "2",
+        "training.ddpjob.io/last-initializer": "dataset",
     }
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == [UID]
     view = parse_initializer({"metadata": metadata, "status": {}})
@@ -368,8 +392,20 @@ def test_which_initializer_ended_the_pod(status: dict[str, Any], expected: tuple
     assert (view.step, view.termination.exit_code if view.termination else None) == expected
 
 
+def wired(first: dict[str, int | None], main: dict[str, int | None], phase: str) -> InitializerView:
+    """The view of a pod whose containers have these exit codes, or run."""
+    init, others = (
+        [{"name": name, "state": {} if code is None else {"terminated": {"exitCode": code}}} for name, code in found]
+        for found in (first.items(), main.items())
+    )
+    status = {"phase": phase, "initContainerStatuses": init, "containerStatuses": others}
+    view = parse_initializer({"metadata": built(DATASET, MODEL)["metadata"], "status": status})
+    assert view is not None
+    return view
+
+
 @pytest.mark.parametrize(
-    ("first", "last", "phase", "ended", "succeeded"),
+    ("first", "last", "phase", "over", "succeeded"),
     [
         pytest.param(0, 0, "Running", True, True, id="done, and the phase is about to follow"),
         pytest.param(0, 0, "Succeeded", True, True, id="done"),
@@ -379,14 +415,45 @@ def test_which_initializer_ended_the_pod(status: dict[str, Any], expected: tuple
     ],
 )
 def test_when_the_initializers_have_ended(
-    first: int, last: int | None, phase: str, ended: bool, succeeded: bool
+    first: int, last: int | None, phase: str, over: bool, succeeded: bool
 ) -> None:
-    states = [{} if code is None else {"terminated": {"exitCode": code}} for code in (first, last)]
-    status = {
-        "phase": phase,
-        "initContainerStatuses": [{"name": "dataset", "state": states[0]}],
-        "containerStatuses": [{"name": "model", "state": states[1]}],
-    }
-    view = parse_initializer({"metadata": built()["metadata"], "status": status})
-    assert view is not None
-    assert (view.ended, view.succeeded) == (ended, succeeded)
+    view = wired({"dataset": first}, {"model": last}, phase)
+    assert (view.over, view.ended, view.succeeded) == (over, over, succeeded)
+
+
+@pytest.mark.parametrize(
+    ("last", "sidecar", "phase", "over", "ended", "succeeded"),
+    [
+        pytest.param(None, None, "Running", False, False, False, id="the last one runs"),
+        pytest.param(0, None, "Running", True, False, True, id="done"),
+        pytest.param(1, None, "Running", True, False, False, id="the last one failed"),
+        pytest.param(64, None, "Running", True, False, False, id="the last one can never work"),
+        pytest.param(None, 1, "Running", False, False, False, id="the sidecar failed, and the last one runs"),
+        pytest.param(0, 1, "Failed", True, True, True, id="done, and the sidecar failed"),
+        pytest.param(1, 0, "Failed", True, True, False, id="the last one failed, and the sidecar ended"),
+    ],
+)
+def test_a_sidecar_that_a_webhook_injected_is_no_initializer(
+    last: int | None, sidecar: int | None, phase: str, over: bool, ended: bool, succeeded: bool
+) -> None:
+    view = wired({"dataset": 0}, {"istio-proxy": sidecar, "model": last}, phase)
+    assert (view.over, view.ended, view.succeeded) == (over, ended, succeeded)
+    if last is not None:
+        assert view.termination is not None
+        assert (view.step, view.termination.exit_code) == ("model", last)
+
+
+def test_a_sidecar_that_is_an_init_container_says_nothing_of_the_initializers() -> None:
+    """With restartPolicy Always (KEP-753) it is stopped when the last one is done."""
+    assert wired({"dataset": 0, "istio-proxy": 137}, {"model": 0}, "Running").succeeded
+
+
+def test_a_pod_that_does_not_name_its_last_initializer_has_ended_when_all_its_containers_have() -> None:
+    metadata = built()["metadata"]
+    labels = {name: value for name, value in metadata["labels"].items() if "last" not in name}
+    for sidecar, over in (({}, False), ({"terminated": {"exitCode": 0}}, True)):
+        ends = [{"name": "dataset", "state": {"terminated": {"exitCode": 0}}}, {"name": "proxy", "state": sidecar}]
+        status = {"phase": "Running", "containerStatuses": ends}
+        view = parse_initializer({"metadata": metadata | {"labels": labels}, "status": status})
+        assert view is not None
+        assert view.over is over
