@@ -60,7 +60,7 @@ STATES = (
     Reason(
         "InitializerFailed",
         "Initialized=False, Failed=True",
-        "An initializer has failed. It is retried three times, unless a retry cannot help.",
+        "An initializer has failed. It is retried three times, unless a retry cannot help. Disruptions do not count.",
         "Read the message. Correct the source, the credentials or the script, and apply the job again.",
     ),
     Reason("GangRunning", "Running=True", "All pods of the attempt are ready."),

@@ -255,6 +255,9 @@ class Internal(APIModel):
     ranks.
     """
 
+    initializer_disruptions: int = 0
+    """Number of initializer pods that the cluster ended. They do not count as failed, but their names are used."""
+
     reported_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
 
@@ -339,7 +342,7 @@ class DDPJobStatus(APIModel):
     """When the operator retries an incomplete gang or a failed initializer."""
 
     initializer_failures: int = 0
-    """Number of failed initializer pods."""
+    """Number of failed initializer pods, without those that an eviction or another disruption ended."""
 
     attempt_start_time: AwareDatetime | None = None
     """When the current attempt began."""

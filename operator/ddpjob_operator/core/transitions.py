@@ -398,6 +398,7 @@ def _made_from(
         spec_digests=spec_digests,
         kept_pods=kept_pods,
         succeeded_nodes=succeeded,
+        initializer_disruptions=known.initializer_disruptions,
         reported_seconds=known.reported_seconds,
         node_seconds=known.node_seconds,
         gpu_seconds=known.gpu_seconds,

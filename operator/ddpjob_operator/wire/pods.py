@@ -121,6 +121,7 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         return None
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     reason, message = _problem(status, conditions)
+    disruption, disruption_message = _disruption(conditions)
     main = _last_initializer(labels, status)
     first, last = _ends(status.get("initContainerStatuses")), _ends(main)
     # one container each, run one after the other: the first that failed ended the pod, and the last began after all
@@ -136,6 +137,8 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         node_name=(obj.get("spec") or {}).get("nodeName"),
         not_ready_since=_not_ready_since(status, conditions),
         unacknowledged_since=_unacknowledged_since(obj, conditions),
+        disruption=disruption,
+        disruption_message=disruption_message,
         deleting="deletionTimestamp" in metadata,
         gone_by=parse_time(metadata.get("deletionTimestamp")),
         reason=reason,

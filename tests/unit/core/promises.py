@@ -166,7 +166,7 @@ def check_data_comes_first(cluster: Cluster) -> None:
     for entry in cluster.history:
         match entry:
             case DDPJobStatus():
-                given_up = entry.initializer_failures
+                given_up = _tries(entry)
             case (str(name), 0):
                 there = there or name == f"digits-init-{given_up}"
             case CreatePod(name):
@@ -176,20 +176,27 @@ def check_data_comes_first(cluster: Cluster) -> None:
 
 
 def check_tries_of_data(cluster: Cluster) -> None:
-    """Every try that failed counts once, the one after it has the next number, and there are four at most."""
+    """Every try that failed counts once, the one after it has the next number, and there are four at most besides those
+    that the cluster ended.
+    """
     failed: set[str] = set()
-    counted = 0
+    counted = tries = 0
     for entry in cluster.history:
         match entry:
             case (str(name), int(code)) if code:
                 failed.add(name)
             case DDPJobStatus():
-                assert counted <= entry.initializer_failures <= counted + 1, "counted twice"
-                counted = entry.initializer_failures
+                assert tries <= _tries(entry) <= tries + 1, "counted twice"
+                assert entry.initializer_failures >= counted, "a failure is forgotten"
+                counted, tries = entry.initializer_failures, _tries(entry)
             case CreateChild(manifest) if manifest["kind"] == "Pod":
-                assert manifest["metadata"]["name"] == f"digits-init-{counted}", "a try that is not on record"
+                assert manifest["metadata"]["name"] == f"digits-init-{tries}", "a try that is not on record"
                 assert counted <= 3, "a fifth try"
     assert counted >= len(failed) - 1, "a failure that was never counted"  # the last may have met the job's own end
+
+
+def _tries(status: DDPJobStatus) -> int:
+    return status.initializer_failures + status.internal.initializer_disruptions
 
 
 def check_group_comes_first(cluster: Cluster) -> None:

@@ -190,6 +190,12 @@ class Cluster:
                 self.fetchers[name] = replace(pod, phase=phase, termination=Termination(exit_code))
                 self.history.append((name, exit_code))
 
+    def evict_fetchers(self) -> None:
+        """The kubelet ends the initializers that run because its node ran short of something."""
+        for name, pod in self.fetchers.items():
+            if pod.phase not in ENDED:
+                self.fetchers[name] = replace(pod, phase=PodPhase.FAILED, reason="Evicted")
+
     def delete_fetcher(self, name: str, *, uid: str | None = None) -> None:
         """At once if it has ended; else it is asked to, and its kubelet takes its time."""
         pod = self.fetchers[name]

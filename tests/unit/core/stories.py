@@ -51,6 +51,7 @@ events = st.one_of(
     st.tuples(st.just("come back"), st.sampled_from(NODES)),
     st.tuples(st.just("quota"), st.sampled_from((0, 1, None))),
     st.tuples(st.just("fetch"), st.sampled_from((0, 1, 64))),
+    st.tuples(st.just("evict fetchers")),
     st.tuples(st.just("delete fetcher")),
     st.tuples(st.just("delete children")),
     st.tuples(st.just("kubelet lags"), st.booleans()),
@@ -167,6 +168,8 @@ def happen(world: World, event: tuple[object, ...]) -> None:
             cluster.come_back(node)
         case ("fetch", int(code)):
             cluster.fetch(code)
+        case ("evict fetchers",):
+            cluster.evict_fetchers()
         case ("delete fetcher",) if cluster.fetchers:
             cluster.delete_fetcher(max(cluster.fetchers))
         case ("delete children",):

@@ -2,15 +2,20 @@
 
 A gang of GPUs must not wait for a download, and must not download the same thing once a node. So nothing of the gang
 is created before the condition Initialized holds. A try that fails is counted in the status before its pod is deleted,
-and is repeated after the backoff of a restart, under another name; what it had finished it finds on the volume.
+and is repeated after the backoff of a restart, under another name; what it had finished it finds on the volume. One
+that the cluster ended is repeated likewise, and uses up none of the tries.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds
-from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry
-from ddpjob_operator.core.failure.node_lost import is_lost, patience, until_lost
+from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry, find_failures
+from ddpjob_operator.core.failure.node_lost import is_lost, lost_nodes, patience, until_lost
+from ddpjob_operator.core.failure.restart_rules import DISRUPTIONS
 from ddpjob_operator.core.gang.children import lost_children, missing_children
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import awaits_data
@@ -28,7 +33,7 @@ from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.stages.finished import plan_failed, plan_refused
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, CreateChild, DeletePod, Event, Plan, soonest
-from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.changes import recorded, with_tries
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
 from ddpjob_operator.core.values.trainer_report import read_termination
@@ -46,11 +51,12 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return look, None
     lost, pod = look.status.start_time is None, look.observed.initializer
     look = transitions.begin(look)
-    if pod is not None and pod.number > look.status.initializer_failures:
+    if pod is not None and pod.number > _tries(look.status):
         if not lost:  # no try has this number
             return look, Plan(look.status, () if pod.deleting else (DeletePod(pod.name, pod.uid, _GRACE_SECONDS),))
-        look = look.with_status(recorded(look.status, initializer_failures=pod.number))
-    if pod is None or pod.number < look.status.initializer_failures:
+        failures = min(pod.number, RETRIES)  # after more there is no pod: the cluster has ended the others
+        look = look.with_status(with_tries(look.status, failures=failures, disruptions=pod.number - failures))
+    if pod is None or pod.number < _tries(look.status):
         return look, _begin(look, pod)
     if pod.succeeded:
         return with_data(look), None
@@ -64,10 +70,15 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
 def with_data(look: Look) -> Look:
     """The look with the success of the initializers on record, if their pod has succeeded."""
     pod, count = look.observed.initializer, len(look.job.spec.initializers)
-    if pod is None or not pod.succeeded or not awaits_data(look) or pod.number < look.status.initializer_failures:
+    if pod is None or not pod.succeeded or not awaits_data(look) or pod.number < _tries(look.status):
         return look
     which = f"{count} initializers have" if count > 1 else "it has"
     return transitions.mark_initialized(look, f"{which} prepared the volume")
+
+
+def _tries(status: DDPJobStatus) -> int:
+    """How many pods have been used up."""
+    return status.initializer_failures + status.internal.initializer_disruptions
 
 
 def left_over_sidecars(look: Look) -> tuple[DeletePod, ...]:
@@ -95,7 +106,7 @@ def _begin(look: Look, old: InitializerView | None) -> Plan:
         look = transitions.degrade(look, look.observed.problem)
     if missing := missing_children(look, admitted):
         return Plan(look.status, (*stale, *missing), requeue_after=0.0)
-    pod = build_initializer(admitted, look.status.initializer_failures)
+    pod = build_initializer(admitted, _tries(look.status))
     if (wait := until_creatable(look, pod["metadata"]["name"])) > 0:
         return Plan(look.status, stale, requeue_after=wait)
     # that a suspension is over must be on record before there is a pod again that it would stop
@@ -125,11 +136,21 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
 
 def _after_failure(look: Look, pod: InitializerView) -> Plan:
     cause, final = _cause(pod)
-    look = look.with_status(recorded(look.status, initializer_failures=pod.number + 1))
-    if final or pod.number >= RETRIES:
-        return _give_up(look, pod, cause if final else f"{cause}; it was tried {pod.number + 1} times")
+    disruption = None if final else _disruption(look, pod)
+    failures, disruptions = look.status.initializer_failures, look.status.internal.initializer_disruptions
+    if disruption is None:
+        failures += 1
+    else:
+        disruptions += 1
+    look = look.with_status(with_tries(look.status, failures=failures, disruptions=disruptions))
+    if final or failures > RETRIES:
+        ended = f", of which the cluster ended {disruptions}" if disruptions else ""
+        return _give_up(look, pod, cause if final else f"{cause}; it was tried {pod.number + 1} times{ended}")
     delay = backoff_seconds(look.job.spec.restart.backoff, pod.number, f"{look.job.uid}/init-{pod.number}")
-    message = f"{cause}; retrying in {delay:.0f} s ({pod.number + 1} of {RETRIES} times)"
+    cost = (
+        f"{failures} of {RETRIES} times" if disruption is None else f"{disruption} is a disruption: it does not count"
+    )
+    message = f"{cause}; retrying in {delay:.0f} s ({cost})"
     look = transitions.retry_initializers(transitions.mark_uninitialized(look, FAILED, message), delay)
     return Plan(
         look.status,
@@ -157,6 +178,21 @@ def _cause(pod: InitializerView) -> tuple[str, bool]:
     report = read_termination(ended.message)
     exit_ = f"exited with code {ended.exit_code}" + (f" ({ended.reason})" if ended.reason else "")
     return f"{name}: {(report.message if report else '') or exit_}", ended.exit_code == EXIT_USER
+
+
+def _disruption(look: Look, pod: InitializerView) -> str | None:
+    """What of the cluster's doing ended the pod, as of one of the gang; None if it failed by itself."""
+    ended = pod.termination
+    view = replace(
+        _as_pod(look, pod),
+        deleting=pod.deleting,
+        gone_by=pod.gone_by,
+        disruption=pod.disruption,
+        disruption_message=pod.disruption_message,
+        termination=ended if ended is not None and ended.exit_code else None,  # those that are done do not tell
+    )
+    found = (*find_failures((view,), (), look.now), *lost_nodes((view,), patience(look), look.now))
+    return next((failure.reason for failure in found if failure.reason in DISRUPTIONS), None)
 
 
 def _grace_left(look: Look, pod: InitializerView) -> float:

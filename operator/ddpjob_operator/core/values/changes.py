@@ -106,6 +106,12 @@ def with_notification(status: DDPJobStatus, notification: Notification) -> DDPJo
     return status.model_copy(update={"internal": internal})
 
 
+def with_tries(status: DDPJobStatus, *, failures: int, disruptions: int) -> DDPJobStatus:
+    """`status` with other numbers of initializer pods that failed, and of those that the cluster ended."""
+    internal = status.internal.model_copy(update={"initializer_disruptions": disruptions})
+    return status.model_copy(update={"initializer_failures": failures, "internal": internal})
+
+
 def with_gang_record(
     status: DDPJobStatus,
     *,

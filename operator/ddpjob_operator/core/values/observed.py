@@ -157,6 +157,9 @@ class InitializerView:
     node_name: str | None = None
     not_ready_since: datetime | None = None
     unacknowledged_since: datetime | None = None
+    disruption: str = ""
+    """Reason of the condition DisruptionTarget, as of a `PodView`."""
+    disruption_message: str = ""
     deleting: bool = False
     gone_by: datetime | None = None
     reason: str = ""

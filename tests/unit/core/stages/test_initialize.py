@@ -48,6 +48,10 @@ def condition(decided: Plan, type_: str = cond.INITIALIZED) -> tuple[str, str, s
     return found.status, found.reason, found.message
 
 
+def tries(decided: Plan) -> int:
+    return decided.status.initializer_failures + decided.status.internal.initializer_disruptions
+
+
 def made(decided: Plan) -> list[str]:
     return [
         action.manifest["metadata"]["name"] for action in decided.actions if isinstance(action, CreateChild | CreatePod)
@@ -184,6 +188,8 @@ def test_a_pod_that_somebody_deletes_is_no_failure_unless_its_node_is_gone(pod: 
 
 def test_a_status_that_was_lost_learns_its_count_from_the_pod() -> None:
     assert look(None, broken(2)).status.initializer_failures == 3
+    learned = look(None, fetcher(number=7))
+    assert (learned.status.initializer_failures, tries(learned)) == (3, 7)
 
 
 def test_a_pod_whose_label_names_a_try_that_was_never_begun_is_removed() -> None:
@@ -211,13 +217,102 @@ def test_a_pod_that_waits_without_a_word_is_explained_by_its_events() -> None:
     assert 'secret "registry" not found' in condition(decided, cond.DEGRADED)[2]
 
 
-@pytest.mark.parametrize(("silent_for", "counted"), [(29.0, False), (30.0, True)])
-def test_a_pod_on_a_lost_node_is_a_try_that_failed(silent_for: float, counted: bool) -> None:
+@pytest.mark.parametrize(("silent_for", "lost"), [(29.0, False), (30.0, True)])
+def test_a_pod_on_a_lost_node_is_tried_again_elsewhere_and_does_not_count(silent_for: float, lost: bool) -> None:
     pod = fetcher(node_name="node-1", not_ready_since=later(-silent_for))
     decided = look(look().status, pod)
-    assert decided.status.initializer_failures == int(counted)
-    assert counted or decided.requeue_after == 1.0
-    assert not counted or "pod digits-init-0: node node-1 is gone" in condition(decided)[2]
+    assert (decided.status.initializer_failures, tries(decided)) == (0, int(lost))
+    assert lost or decided.requeue_after == 1.0
+    if lost:
+        expected = (
+            "pod digits-init-0: node node-1 is gone; retrying in 1 s (NodeLost is a disruption: it does not count)"
+        )
+        assert condition(decided)[2] == expected
+        after = decided.status.model_copy(update={"retry_at": later(-0.1)})
+        assert made(look(after, replace(pod, deleting=True))) == ["digits-init-1"]
+
+
+FETCH_FAILED = {"termination": Termination(1, message=make_report("FetchFailed"))}
+GOING = {"phase": "Running", "deleting": True, "gone_by": later(-9)}
+STOPPED = {"step": "dataset", "termination": Termination(143, message=make_report("Preempted", message="stopped"))}
+NODE_DOWN = {"reason": "Terminated", "message": "Pod was terminated in response to imminent node shutdown."}
+TAINTED = {"disruption": "DeletionByTaintManager", "disruption_message": "Taint manager: deleting due to NoExecute"}
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        pytest.param(NODE_DOWN, "Terminated", id="node shutdown"),
+        pytest.param(NODE_DOWN | STOPPED, "Terminated", id="node shutdown, and it stopped in order"),
+        pytest.param(NODE_DOWN | {"termination": Termination(137)}, "Terminated", id="node shutdown, and killed"),
+        pytest.param(NODE_DOWN | {"termination": Termination(0)}, "Terminated", id="node shutdown between two"),
+        pytest.param({"reason": "NodeShutdown"}, "NodeShutdown", id="admitted by no node that shuts down"),
+        pytest.param({"reason": "Evicted", "message": "low on resource: memory"}, "Evicted", id="evicted"),
+        pytest.param({"reason": "OutOfcpu"}, "OutOfcpu", id="the node was full"),
+        pytest.param({"disruption": "PreemptionByScheduler"} | STOPPED, "Preempted", id="preempted"),
+        pytest.param({"disruption": "EvictionByEvictionAPI"}, "Drained", id="drained"),
+        pytest.param(TAINTED | GOING, "NodeLost", id="tainted"),
+        pytest.param(STOPPED, "Preempted", id="stopped in order"),
+        pytest.param({"termination": Termination(255, reason="Unknown")}, "NodeRebooted", id="rebooted"),
+        pytest.param(
+            {"reason": "Evicted", "message": 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'},
+            None,
+            id="evicted for what it wrote itself",
+        ),
+        pytest.param(NODE_DOWN | FETCH_FAILED, None, id="failed"),
+        pytest.param({"termination": Termination(137, reason="OOMKilled")}, None, id="out of memory"),
+        pytest.param({"reason": "UnexpectedAdmissionError"}, None, id="refused by its node"),
+        pytest.param(GOING, None, id="deleted, and its node gone"),
+    ],
+)
+def test_what_the_cluster_ended_is_distinguished_from_what_failed(ended: dict[str, Any], reason: str | None) -> None:
+    decided = look(look().status, fetcher(**{"phase": "Failed"} | ended))
+    assert (decided.status.initializer_failures, tries(decided)) == (int(reason is None), 1)
+    end = "(1 of 3 times)" if reason is None else f"({reason} is a disruption: it does not count)"
+    assert condition(decided)[2].endswith(end)
+    assert decided.status_first
+    assert [action.name for action in decided.actions if isinstance(action, DeletePod)] == ["digits-init-0"]
+
+
+def test_disruptions_use_up_no_try_but_a_name_each_and_their_waits_grow() -> None:
+    status, waits = look().status, list[float]()
+    for number in range(10):
+        decided = look(status, fetcher("Failed", number, **NODE_DOWN))
+        assert (decided.status.phase, decided.status.initializer_failures) == (Phase.PENDING, 0)
+        waits.append(decided.requeue_after or 0.0)
+        assert made(look(decided.status)) == [], "it waits"
+        status = decided.status.model_copy(update={"retry_at": later(-0.1)})
+        assert made(look(status, fetcher("Failed", number, deleting=True))) == [f"digits-init-{number + 1}"]
+    assert waits[0] > 0
+    assert waits[:4] == sorted(set(waits[:4]))
+    for number in range(10, 14):
+        assert status.phase is Phase.PENDING
+        status = look(status, broken(number)).status
+    assert (status.phase, status.initializer_failures) == (Phase.FAILED, 4)
+    failed = cond.find(status.conditions, cond.FAILED)
+    assert failed is not None
+    expected = "initializer dataset: exited with code 1; it was tried 14 times, of which the cluster ended 10"
+    assert failed.message == expected
+
+
+def test_the_data_of_a_try_after_a_disruption_starts_the_gang() -> None:
+    disrupted = look(look().status, fetcher("Failed", **NODE_DOWN)).status.model_copy(update={"retry_at": later(-0.1)})
+    assert look(disrupted, fetcher("Succeeded", 1)).status.phase is Phase.STARTING
+
+
+def test_a_suspension_keeps_the_count_of_the_names_that_are_used() -> None:
+    disrupted = look(look().status, fetcher("Failed", **NODE_DOWN)).status
+    suspending = plan(make(status=disrupted, suspend=True), seen(initializer=fetcher(number=1)), NOW, DEFAULTS)
+    suspended = plan(make(status=suspending.status, suspend=True), seen(), NOW, DEFAULTS).status
+    assert suspended.phase is Phase.SUSPENDED
+    assert made(look(suspended)) == ["digits-init-1"]
+
+
+def test_a_disruption_is_read_from_the_pod() -> None:
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "a drain"}
+    view = parse_initializer({"metadata": built()["metadata"], "status": {"conditions": [disrupted]}})
+    assert view is not None
+    assert (view.disruption, view.disruption_message) == ("EvictionByEvictionAPI", "a drain")
 
 
 def test_a_pod_that_is_refused_is_trouble_and_asked_for_again() -> None:
