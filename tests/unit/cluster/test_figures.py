@@ -13,6 +13,10 @@ from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Int
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES
+from ddpjob_operator.core.ledger.notification import end_event
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values.job import Bounds, Defaults
+from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.metrics import JobFigures
 from ddpjob_operator.wire.jobs import kept, parse_job
 
@@ -136,6 +140,43 @@ def test_a_job_is_counted_with_its_outcome_once_when_it_ends(phase: Phase) -> No
     count(namespace, None, ended, ended)
     assert of_outcome("node", namespace, phase) == {"training": 60.0, "recovering": 9.0}
     assert of_outcome("gpu", namespace, phase) == {"training": 240.0}
+
+
+FAILED_BEFORE = {
+    "phase": "Restarting",
+    "attempt": 1,
+    "restarts": 1,
+    "nodes": {"ready": 0, "total": 2},
+    "internal": {"specDigests": {"nodes": "of another size"}},
+    "lastFailure": {
+        "attempt": 0,
+        "time": "2026-01-01T12:00:00Z",
+        "reason": "OOMKilled",
+        "message": "pod digits-0-1 was killed by the kernel's OOM killer",
+        "advice": "Raise resources.limits.memory.",
+    },
+}
+
+
+@pytest.mark.parametrize(("when", "status"), [("new", {}), ("restarted", FAILED_BEFORE)])
+def test_a_job_beyond_a_bound_is_counted_and_notified_for_that_end(when: str, status: dict[str, Any]) -> None:
+    namespace = f"beyond-{when}"
+    metadata = METADATA | {"namespace": namespace}
+    job = parse_job({"metadata": metadata, "spec": {"nodes": 3}, "status": status})
+    defaults = Defaults(trainer_image="trainer:default", bounds=Bounds(max_nodes=2))
+    refused = plan(job, Observed(), NOON, defaults).status
+    assert refused.phase is Phase.FAILED
+    count(namespace, job, job.status, refused)
+    found = {
+        reason: counted("ddpjob_operator_failed_jobs_total", namespace=namespace, reason=reason)
+        for reason in ("BeyondBounds", "OOMKilled", "Unknown")
+    }
+    assert found == {"BeyondBounds": 1.0, "OOMKilled": 0.0, "Unknown": 0.0}
+    data = end_event(metadata, job, refused)["data"]
+    assert data["reason"] == "BeyondBounds"
+    assert data["advice"].startswith("Lower the value that the message names")
+    assert refused.last_failure is not None
+    assert refused.last_failure.message == data["message"]
 
 
 def test_a_job_that_was_deleted_while_it_ran_is_counted_until_then() -> None:

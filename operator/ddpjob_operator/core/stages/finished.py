@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.detect import cut_work, has_succeeded, last_report
+from ddpjob_operator.core.failure.detect import Failure, Retry, cut_work, has_succeeded, last_report
 from ddpjob_operator.core.failure.node_lost import Patience, force_deletions, until_lost
 from ddpjob_operator.core.gang.children import missing_policies
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.notification import is_pending
-from ddpjob_operator.core.ledger.progress import with_final_report, with_loss_status
+from ddpjob_operator.core.ledger.progress import with_failure, with_final_report, with_loss_status
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.bounds import BEYOND
@@ -67,8 +67,11 @@ def plan_failed(look: Look, reason: str, message: str) -> Plan:
 
 
 def plan_refused(look: Look, refused: Refused) -> Plan:
-    """The job is beyond a bound of the administrator's."""
-    return plan_failed(look, BEYOND, "; ".join(refused.problems))
+    """The job is beyond a bound of the administrator's. That is on record as its last failure: what an attempt failed
+    for before has another reason, and other advice.
+    """
+    message = "; ".join(refused.problems)
+    return plan_failed(with_failure(look, Failure(BEYOND, message, Retry.NEVER)), BEYOND, message)
 
 
 def plan_finished(look: Look) -> Plan:

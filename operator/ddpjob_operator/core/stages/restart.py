@@ -124,6 +124,8 @@ def _after_failure(look: Look, cause: Failure, why_not_live: str = "") -> Plan:
             return Plan(before, requeue_after=wait)
         case GiveUp(reason, message):
             return plan_failed(with_failure(look, cause, tail), reason, message)
+        case RestartIn() if isinstance(refused := admission(look), Refused):
+            return plan_refused(with_failure(look, cause, tail), refused)  # there is no restart to be counted
         case RestartIn(reason, seconds, after, why):
             look = with_failure(look.with_status(after), cause, tail)
             why = f"{why}; no live recovery: {why_not_live}" if why_not_live else why

@@ -157,6 +157,8 @@ def test_an_edit_beyond_a_bound_that_no_server_refused_ends_with_the_attempt() -
     condition = cond.find(refused.status.conditions, cond.FAILED)
     assert condition is not None
     assert (refused.status.phase, condition.reason) == (Phase.FAILED, "BeyondBounds")
+    assert [failure.reason for failure in refused.status.failures] == ["WorkerKilled", "BeyondBounds"]
+    assert (restarted.status.restarts, refused.status.restarts) == (1, 0)
 
 
 def test_a_change_of_size_takes_no_job_beyond_a_bound_either() -> None:
