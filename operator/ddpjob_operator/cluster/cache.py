@@ -11,9 +11,9 @@ etcd has always given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ddpjob_operator.cluster.children import CLAIM, SERVICE, Child, Children, Kind
@@ -22,7 +22,7 @@ from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.wire.jobs import kept
-from ddpjob_operator.wire.pods import is_held, parse_initializer, parse_pod
+from ddpjob_operator.wire.pods import deletion_began, is_held, parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
 KIND = "DDPJob"
@@ -57,6 +57,8 @@ class _Pod:
     view: PodView | InitializerView
     version: int
     owner: Owner
+    late: timedelta = timedelta()
+    """How much later than the API server says its grace ends by this process's clock."""
 
 
 @dataclass(slots=True)
@@ -92,6 +94,8 @@ class _Unwatched:
 class Cache:
     """The operator's picture of the cluster. Only the event loop's thread touches it."""
 
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    """The one that `plan` goes by."""
     _jobs: dict[Key, Json] = field(default_factory=dict)
     _dropped: dict[Key, Json] = field(default_factory=dict)
     """Until the next pass over the key."""
@@ -227,15 +231,30 @@ class Cache:
             return news or is_held(obj)
         if known is not None and known.owner != owner:
             self._part(uid, known.owner)
+        late = self._late(obj, view, known)
+        if view.gone_by is not None:
+            view = replace(view, gone_by=view.gone_by + late)
+        if view.unacknowledged_since is not None and known is not None:
+            view = replace(view, unacknowledged_since=known.view.unacknowledged_since or self.clock())
         if known is not None and isinstance(view, PodView) and isinstance(known.view, PodView):
             view = view.seen_after(known.view)
-        self._pods[uid] = _Pod(view, version, owner)
+        self._pods[uid] = _Pod(view, version, owner, late)
         if owner not in self._pods_of:
             key = key_of_pod(obj)
             self._pods_of[owner] = _Siblings(key)
             self._owners.setdefault(key, set()).add(owner)
         self._pods_of[owner].uids.add(uid)
         return known is None or known.view != view
+
+    def _late(self, obj: Json, view: PodView | InitializerView, known: _Pod | None) -> timedelta:
+        """How much later its grace ends by our clock, which may be another than the API server's. It begins when the
+        deletion is first seen; of one that began before this process did, it may be over."""
+        began = deletion_began(obj)
+        if began is None or view.gone_by is None:
+            return timedelta()
+        if known is None:
+            return max(self.clock() - view.gone_by, timedelta())
+        return known.late if known.view.deleting else self.clock() - began
 
     def drop_pod(self, obj: Json) -> bool:
         """Take in that a pod is gone; whether that was news."""

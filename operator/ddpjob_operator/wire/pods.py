@@ -227,6 +227,13 @@ def _gone_by(obj: Object) -> datetime | None:
     return until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
 
 
+def deletion_began(obj: Object) -> datetime | None:
+    """When somebody asked for the deletion of a pod, by the API server's clock: a shorter grace does not move it."""
+    metadata = obj.get("metadata") or {}
+    until = parse_time(metadata.get("deletionTimestamp"))
+    return until and until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+
+
 def _disruption(conditions: Mapping[str, Object]) -> tuple[str, str]:
     """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget)."""
     targets = (conditions.get(name, {}) for name in ("DisruptionTarget", "TerminationTarget"))

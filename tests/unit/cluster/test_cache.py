@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.wire.pods import decode_pods
 
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 KEY = Key("ns", "digits")
 OWNER = Owner("ns", "job-1")
 
@@ -76,12 +78,55 @@ def test_a_pod_is_known_from_a_list_as_it_is_from_a_watch() -> None:
     (listed,) = decode_pods(json.dumps({"metadata": {}, "items": [watched]}).encode())["items"]
     pictures = []
     for found in (watched, listed):
-        cache = Cache()
+        cache = Cache(clock=lambda: NOON)
         cache.put_job(job(1))
         assert cache.put_pod(found)
         pictures.append((cache.observed(OWNER), cache.drop_pod(found), owner_of(found), key_of_pod(found)))
     assert pictures[0] == pictures[1]
     assert pictures[0][0].pods[0].held
+
+
+def going(version: int, grace: int) -> dict[str, Any]:
+    """A pod whose deletion was asked for at NOON, by the clock of the API server."""
+    made = pod(version, phase="Running")
+    until = f"{NOON + timedelta(seconds=grace):%Y-%m-%dT%H:%M:%SZ}"
+    made["metadata"] |= {"deletionTimestamp": until, "deletionGracePeriodSeconds": grace}
+    return made
+
+
+@pytest.mark.parametrize("skew", [-60, 0, 25])
+def test_the_grace_of_a_deletion_is_counted_by_our_own_clock(skew: float) -> None:
+    begin = NOON + timedelta(seconds=skew)
+    times = iter([begin, begin + timedelta(seconds=5)])
+    cache = Cache(clock=lambda: next(times))
+    cache.put_pod(pod(5, phase="Running"))
+    for version, grace in ((6, 30), (7, 2)):  # 5 s later somebody shortens it
+        cache.put_pod(going(version, grace))
+        assert cache.observed(OWNER).pods[0].gone_by == begin + timedelta(seconds=grace)
+
+
+@pytest.mark.parametrize(("started", "gone_by"), [(10, 30), (50, 50)])
+def test_the_grace_of_a_deletion_from_before_our_start_ends_no_sooner_than_that(started: float, gone_by: float) -> None:
+    cache = Cache(clock=lambda: NOON + timedelta(seconds=started))
+    cache.put_pod(going(5, grace=30))
+    assert cache.observed(OWNER).pods[0].gone_by == NOON + timedelta(seconds=gone_by)
+
+
+def bound(version: int) -> dict[str, Any]:
+    """A pod that was bound at NOON, by the clock of the API server."""
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": f"{NOON:%Y-%m-%dT%H:%M:%SZ}"}
+    return pod(version) | {"spec": {"nodeName": "node-1"}, "status": {"phase": "Pending", "conditions": [condition]}}
+
+
+@pytest.mark.parametrize(("seen", "since"), [(True, 60), (False, 0)])
+def test_the_wait_for_a_kubelet_is_counted_by_our_own_clock_where_it_is_seen_to_begin(seen: bool, since: float) -> None:
+    times = iter(NOON + timedelta(seconds=seconds) for seconds in (60, 65))
+    cache = Cache(clock=lambda: next(times))
+    if seen:
+        cache.put_pod(pod(5))
+        cache.put_pod(bound(6))
+    cache.put_pod(bound(7))
+    assert cache.observed(OWNER).pods[0].unacknowledged_since == NOON + timedelta(seconds=since)
 
 
 def test_versions_are_compared_as_numbers() -> None:

@@ -333,13 +333,14 @@ class Cluster:
         pod, grace = self.pods.get(name), POD_GRACE_SECONDS if grace is None else grace
         if pod is None or (uid is not None and pod.uid != uid):
             return
-        if (grace == 0 or pod.phase is PodPhase.PENDING) and not pod.held:
+        pending = pod.phase is PodPhase.PENDING
+        if (at_once := grace == 0 or (pending and self.answers(name))) and not pod.held:
             self._vanish(name)
-        elif grace == 0 or pod.phase is PodPhase.PENDING:
+        elif at_once:
             self._set(name, deleting=True, gone_by=self.now)
             self.reaped.add(pod.uid)
         elif not pod.deleting:
-            self._set(name, deleting=True, gone_by=self.now + timedelta(seconds=grace))
+            self._set(name, deleting=True, gone_by=self.now + timedelta(seconds=0 if pending else grace))
 
     def reap(self, name: str) -> None:
         """The kubelet is done with a pod that was deleted, whose trainer it stops where it still runs."""

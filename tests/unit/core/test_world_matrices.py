@@ -41,7 +41,8 @@ def test_a_gang_runs_again_in_time_after_a_node_has_lost_its_power(
     cluster.die(lost)
     if survivors == "exit":
         cluster.end("digits-0-0", 1, "PeerLost")
-    while (seconds := (cluster.now - began).total_seconds()) <= LONGEST[survivors] + LOOK_SECONDS:
+    until = max(LONGEST[survivors], GRACE) + LOOK_SECONDS  # whose fault it was shows once the node is NotReady
+    while (seconds := (cluster.now - began).total_seconds()) <= until:
         if survivors == "wait" and world.status.attempt == 0:
             cluster.report = heard(phase="waiting", phaseSeconds=seconds, time=cluster.now.timestamp())
         if back is not None and seconds >= back and lost in cluster.silent:

@@ -52,11 +52,12 @@ NODE_REBOOTED = "NodeRebooted"
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
 """The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot."""
 
+DELETED_FOR_TAINT = "DeletionByTaintManager"
 DISRUPTED = "Disrupted"
 _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
     "DeletionByPodGC": "NodeLost",
-    "DeletionByTaintManager": "NodeTainted",
+    DELETED_FOR_TAINT: "NodeTainted",
     "EvictionByEvictionAPI": "Drained",
     "TerminationByKubelet": "Evicted",
     "WorkloadEvictedDueToPreempted": PREEMPTED,
@@ -246,7 +247,7 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
     """What ended a pod from outside: the kubelet (Evicted, Terminated, ...), the control plane or a deletion."""
     if pod.phase is PodPhase.FAILED and pod.reason:
         return _reason_of_kubelet(pod), f"pod {pod.name} failed: {pod.message or pod.reason}"
-    if pod.disruption == "DeletionByTaintManager" and not pod.ended and pod.termination is None:
+    if pod.disruption == DELETED_FOR_TAINT and not pod.ended and pod.termination is None:
         return (
             NODE_LOST,
             f"node {pod.node_name} has a taint for which pod {pod.name} was deleted, and does not confirm it",

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.core.failure.detect import Failure, Retry
+from ddpjob_operator.core.failure.detect import DELETED_FOR_TAINT, Failure, Retry
 from ddpjob_operator.core.values.actions import DeletePod
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
@@ -61,6 +61,21 @@ def unresponsive_nodes(look: Look) -> frozenset[str]:
     place the next pods there.
     """
     return frozenset(pod.node_name for pod in look.observed.pods if pod.node_name and is_unconfirmed(pod, look.now))
+
+
+def gone_nodes(look: Look) -> frozenset[str]:
+    """Nodes that have not confirmed a deletion in time, and show another sign. A kubelet that lives may take as long to
+    end a pod: GPUs are torn down, or a volume hangs.
+    """
+    nodes, silent = unresponsive_nodes(look), patience(look)
+    if not nodes:
+        return nodes
+    signs = (pod for pod in look.observed.pods if is_lost(pod, silent, look.now) or _is_tainted(pod, look.now))
+    return nodes.intersection(pod.node_name for pod in signs if pod.node_name)
+
+
+def _is_tainted(pod: PodView, now: datetime) -> bool:
+    return pod.disruption == DELETED_FOR_TAINT and is_unconfirmed(pod, now)
 
 
 def is_unconfirmed(pod: PodView, now: datetime) -> bool:

@@ -11,7 +11,7 @@ from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import NODES_KEPT, unwelcome
-from ddpjob_operator.core.failure.node_lost import force_deletions, unresponsive_nodes
+from ddpjob_operator.core.failure.node_lost import force_deletions, gone_nodes
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.placement import preferring_others
@@ -168,12 +168,12 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     return tuple(actions)
 
 
-def avoiding_unresponsive_nodes(look: Look) -> Look:
+def avoiding_gone_nodes(look: Look) -> Look:
     """The look with the nodes on record that seem to be gone, before pods are created that keep away from them."""
     if not is_incomplete(look):
         return look  # pods that wait already have no such term, and would gain nothing from being made anew
     known = look.status.internal.avoided_nodes
-    gone = unresponsive_nodes(look).difference(known, look.status.excluded_nodes)
+    gone = gone_nodes(look).difference(known, look.status.excluded_nodes)
     return transitions.avoid_nodes(look, (*known, *sorted(gone))[:NODES_KEPT]) if gone else look
 
 

@@ -2,7 +2,8 @@
 
 Survivors report a lost peer within seconds, Kubernetes a silent node after 40 s. By then the next attempt has begun,
 and its restart was charged. The pod of the last attempt on that node does not confirm its deletion, which is a sign
-within seconds; its node is marked, or comes back without the containers.
+within seconds, but none alone: a kubelet that lives may take as long to end a pod. Its node is marked, or does not
+see another pod that was bound to it, or comes back without the containers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ddpjob_operator.core.failure.budget import refunded
 from ddpjob_operator.core.failure.decide import remember, with_clause
 from ddpjob_operator.core.failure.detect import CONSEQUENCES, NODE_LOST, Failure, Retry, end_of_restarted_node
 from ddpjob_operator.core.failure.node_exclusion import blame_node
-from ddpjob_operator.core.failure.node_lost import KUBELET_SECONDS, is_unconfirmed, lost_nodes, patience
+from ddpjob_operator.core.failure.node_lost import KUBELET_SECONDS, gone_nodes, is_unconfirmed, lost_nodes, patience
 from ddpjob_operator.core.failure.restart_rules import rule_on
 from ddpjob_operator.core.ledger.progress import failure_status
 from ddpjob_operator.core.values.actions import Event, soonest
@@ -60,7 +61,7 @@ def _sign(look: Look, pod: PodView) -> Failure | None:
         return restarted
     if silent := lost_nodes((pod,), patience(look), look.now):
         return silent[0]
-    if not is_unconfirmed(pod, look.now):
+    if not (is_unconfirmed(pod, look.now) and pod.node_name in gone_nodes(look)):
         return None
     message = f"node {pod.node_name} does not confirm the deletion of pod {pod.name}"
     return Failure(NODE_LOST, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, time=pod.gone_by)

@@ -27,7 +27,7 @@ from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, s
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.live import in_their_place, is_live, obstacle, without_lost
 from ddpjob_operator.core.gang.members import (
-    avoiding_unresponsive_nodes,
+    avoiding_gone_nodes,
     discard,
     fill_gang,
     is_incomplete,
@@ -194,7 +194,7 @@ def next_attempt(look: Look, cause: Cause) -> Plan:
     actions: list[Action] = [*discard(look, old, grace_seconds=grace_of_old(look.status))]
     wait = cause.delay or still_saving(look)
     if not wait:
-        look = avoiding_unresponsive_nodes(look)
+        look = avoiding_gone_nodes(look)
         actions += fill_gang(look, admitted)
     restarting = f"{message.splitlines()[0]}; starting attempt {look.status.attempt}"
     return Plan(

@@ -14,7 +14,7 @@ from ddpjob_operator.core.gang.children import create_service, missing_children
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
-    avoiding_unresponsive_nodes,
+    avoiding_gone_nodes,
     discard,
     fill_gang,
     left_over,
@@ -99,7 +99,7 @@ def _fill(look: Look) -> Plan:
         problem = look.observed.problem
         look = look if problem is None else transitions.degrade(look, problem)
         return Plan(look.status, (*stale, *lacking))
-    look = avoiding_unresponsive_nodes(look)
+    look = avoiding_gone_nodes(look)
     create = (*fill_gang(look, admitted), *syncs(look), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)

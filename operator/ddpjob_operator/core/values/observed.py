@@ -74,7 +74,9 @@ class PodView:
     not_ready_since: datetime | None = None
     """When a pod that runs was marked not ready, which only the node lifecycle controller does: its node is silent."""
     unacknowledged_since: datetime | None = None
-    """When a pod that waits was bound to a node whose kubelet has not said a word about it since."""
+    """When a pod that waits was bound to a node whose kubelet has not said a word about it since, by the clock that
+    `plan` goes by.
+    """
     created: datetime | None = None
     disruption: str = ""
     """Reason of the condition DisruptionTarget, on servers that have it."""
@@ -83,7 +85,7 @@ class PodView:
     held: bool = False
     """Whether the operator's finalizer keeps it visible until its end is on record."""
     gone_by: datetime | None = None
-    """`deletionTimestamp`: when the grace of a pod that is being deleted ends."""
+    """When the grace of a pod that is being deleted ends: `deletionTimestamp`, by the clock that `plan` goes by."""
     node_name: str | None = None
     pod_ip: str | None = None
     reason: str = ""

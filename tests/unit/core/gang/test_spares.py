@@ -11,7 +11,7 @@ from looks import at
 from small_cluster import avoided_nodes
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
-from ddpjob_operator.core.failure.node_lost import unresponsive_nodes
+from ddpjob_operator.core.failure.node_lost import gone_nodes
 from ddpjob_operator.core.gang.members import STAYS_SPARE
 from ddpjob_operator.core.gang.spares import spare_actions, wanted
 from ddpjob_operator.core.manifests.spec_changes import digests
@@ -57,10 +57,10 @@ def tend(observed: Observed, known: DDPJobStatus | None = None, **spec: Any) -> 
 
 def test_a_spare_keeps_away_from_no_node_that_is_silent() -> None:
     """Nothing would make it anew once the node answers."""
-    old = make_pod(9, attempt=0, deleting=True, gone_by=later(-30))
+    old = make_pod(9, attempt=0, deleting=True, gone_by=later(-30), not_ready_since=later(-1))
     known = status(attempt=1)
     look = at(make_job(known, **SPEC), seen(make_pod(0, attempt=1), make_pod(1, attempt=1), old, attempt=1), 60)
-    assert unresponsive_nodes(look) == {"node-9"}
+    assert gone_nodes(look) == {"node-9"}
     created = [action.manifest for action in spare_actions(look) if isinstance(action, CreatePod)]
     assert len(created) == 2
     assert [avoided_nodes(manifest["spec"]) for manifest in created] == [frozenset(), frozenset()]

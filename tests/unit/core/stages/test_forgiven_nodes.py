@@ -87,8 +87,8 @@ def test_a_node_that_the_template_rules_out_is_none_to_forgive() -> None:
 
 
 def unconfirmed(rank: int = 1) -> PodView:
-    """A pod of the attempt before, on a node that has not confirmed its deletion."""
-    return make_pod(rank, attempt=0, deleting=True, gone_by=later(-11))
+    """A pod of the attempt before, on a node that has not confirmed its deletion, and is not ready."""
+    return make_pod(rank, attempt=0, deleting=True, gone_by=later(-11), not_ready_since=later(-1))
 
 
 def restarting(**internal: Any) -> DDPJobStatus:
@@ -104,6 +104,14 @@ def test_the_nodes_to_keep_away_from_are_on_record_before_pods_are_made() -> Non
     assert [avoided_nodes(action.manifest["spec"]) for action in made] == [{"node-1"}, {"node-1"}]
     assert decided.status.internal.avoided_nodes == ("node-1",)
     assert decided.status_first
+
+
+def test_a_deletion_that_takes_long_is_alone_no_reason_to_keep_away_from_a_node() -> None:
+    slow = replace(unconfirmed(), not_ready_since=None)
+    decided = look(slow, seconds=20, status=restarting(), attempt=1)
+    made = [action for action in decided.actions if isinstance(action, CreatePod)]
+    assert [avoided_nodes(action.manifest["spec"]) for action in made] == [frozenset(), frozenset()]
+    assert decided.status.internal.avoided_nodes == ()
 
 
 def test_pods_that_follow_in_the_same_attempt_keep_away_from_the_same_nodes() -> None:

@@ -36,21 +36,31 @@ def counted(world: World) -> tuple[str | None, int, int]:
     return (last.reason if last else None, world.status.restarts, world.status.disruptions)
 
 
-def test_a_deletion_that_nobody_confirms_shows_that_the_node_is_lost() -> None:
+def test_a_node_that_is_marked_after_a_deletion_that_it_does_not_confirm_is_lost() -> None:
     world = node_dies()
-    wait(world, 8)
-    assert counted(world) == ("PeerLost", 1, 0)
-    wait(world, 12)
+    wait(world, 38)
+    assert counted(world) == ("PeerLost", 1, 0), "a kubelet that lives may take as long"
+    world.cluster.fall_silent("node-1")
+    world.look()
     assert counted(world) == ("NodeLost", 0, 1)
     last = world.status.last_failure
     assert last is not None
-    assert last.message.startswith(
-        "node node-1 does not confirm the deletion of pod digits-0-1; at first this was Peer"
-    )
+    assert last.message.startswith("node node-1 is NotReady since")
+    assert "; at first this was PeerLost" in last.message
     assert (last.attempt, world.status.attempt, world.status.restarts_since_progress) == (0, 1, 0)
     assert [failure.reason for failure in world.status.failures] == ["NodeLost"]
     assert world.status.node_failures == {"node-1": 1}
     check_history(world.cluster)
+
+
+def test_a_deletion_for_a_taint_that_nobody_confirms_shows_that_the_node_is_lost() -> None:
+    """Of a pod that is not ready for another reason its node shows nothing else."""
+    world = node_dies()
+    wait(world, 38)
+    world.cluster.pods["digits-0-1"] = replace(world.cluster.pods["digits-0-1"], disruption="DeletionByTaintManager")
+    world.look()
+    assert counted(world) == ("NodeLost", 0, 1)
+    assert "node node-1 does not confirm the deletion" in (world.status.last_failure or FailureStatus()).message
 
 
 def next_pods_are_bound(world: World) -> None:
@@ -135,6 +145,8 @@ def test_a_peer_that_was_lost_on_a_node_that_answers_is_charged() -> None:
 def test_what_a_rule_of_the_job_decided_is_not_refunded() -> None:
     world = node_dies(rules=[{"action": "Restart", "reasons": ["PeerLost"]}])
     wait(world, 20)
+    world.cluster.fall_silent("node-1")
+    world.look()
     assert counted(world) == ("NodeLost", 1, 0)
 
 
