@@ -18,6 +18,7 @@ from ddpjob_operator.core.gang.members import (
     STAYS_SPARE,
     asking_since,
     done_and_gone,
+    ends_of_waits,
     left_over,
     members,
 )
@@ -116,7 +117,7 @@ def _shrunk(look: Look, elastic: Elastic) -> Resize | None:
 def _nodes_awaited_since(look: Look) -> datetime | None:
     """From when on nodes could have been found: an attempt has no pods yet while the ones before it save."""
     waiting = [pod.created for pod in members(look) if not pod.placed and pod.created is not None]
-    since = asking_since(look.status)
+    since = asking_since(look)
     return since if since is None or not waiting else max(since, min(waiting))
 
 
@@ -150,4 +151,7 @@ def _patience(elastic: Elastic) -> float:
 
 def _is_backing_off(look: Look) -> bool:
     """Whether the attempt has not begun to ask for nodes."""
-    return any(time is not None and time > look.now for time in (look.status.restart_at, look.status.retry_at))
+    status = look.status
+    if status.phase not in (Phase.STARTING, Phase.RESTARTING):
+        return False  # the time of its last wait is still on record
+    return any(end > look.now for end in ends_of_waits(look, status.restart_at, status.retry_at))

@@ -84,7 +84,7 @@ def _may_lack_pods(look: Look) -> bool:
 
 
 def _sync_waits(look: Look) -> list[float]:
-    since, last = starting_since(look.status), look.status.last_failure
+    since, last = starting_since(look), look.status.last_failure
     if since is not None and last is not None and look.status.live_recoveries:
         since = max(since, last.time)  # a spare may have been given a place then
     return [] if since is None else [look.seconds_until(since + timedelta(seconds=after)) for after in SYNC_SECONDS]

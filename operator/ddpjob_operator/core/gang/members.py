@@ -27,6 +27,9 @@ from ddpjob_operator.core.values.trainer_report import read_termination
 
 RESTART_GRACE_SECONDS = 2
 
+LEAST_WAIT_SECONDS = 1.0
+"""How long a gang waits at least after it was given back, whatever the backoff."""
+
 STAYS_SPARE = -1
 """In place of a node rank in `internal.keptPods`: the pod is kept and remains a spare."""
 
@@ -128,16 +131,24 @@ def with_node_counts(look: Look, spares: int = 0) -> Look:
     return look.with_status(recorded(look.status, nodes=count))
 
 
-def starting_since(status: DDPJobStatus) -> datetime | None:
+def ends_of_waits(look: Look, *moments: datetime | None) -> tuple[datetime, ...]:
+    """Those of `moments`, which are `restartAt` and `retryAt`, that count. One that is further ahead than any backoff
+    means that the clock was set back.
+    """
+    most = max(look.job.spec.restart.backoff.max_seconds, LEAST_WAIT_SECONDS)
+    return tuple(moment for moment in moments if moment is not None and look.seconds_until(moment) <= most)
+
+
+def starting_since(look: Look) -> datetime | None:
     """From when on the current attempt could have started: the wait before a restart is left out."""
-    begun = status.attempt_start_time or status.start_time
-    return begun if begun is None or status.restart_at is None else max(begun, status.restart_at)
+    begun = look.status.attempt_start_time or look.status.start_time
+    return begun and max((begun, *ends_of_waits(look, look.status.restart_at)))
 
 
-def asking_since(status: DDPJobStatus) -> datetime | None:
+def asking_since(look: Look) -> datetime | None:
     """When the attempt began to ask for nodes, or will."""
-    times = (status.attempt_start_time, status.restart_at, status.retry_at)
-    return max((time for time in times if time is not None), default=None)
+    begun, waits = look.status.attempt_start_time, ends_of_waits(look, look.status.restart_at, look.status.retry_at)
+    return max(waits if begun is None else (begun, *waits), default=None)
 
 
 def awaits_data(look: Look) -> bool:

@@ -269,7 +269,7 @@ def _is_gated(status: DDPJobStatus) -> bool:
 
 
 def _seconds_waited(look: Look) -> float:
-    since = starting_since(look.status)
+    since = starting_since(look)
     return 0.0 if since is None else look.seconds_since(since)
 
 
@@ -291,7 +291,7 @@ def until_warnings_are_read(look: Look, pods: tuple[PodView, ...]) -> float | No
 
 
 def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None, datetime | None]:
-    since = starting_since(look.status)
+    since = starting_since(look)
     pod = next((pod for pod in pods if _is_unexplained(pod)), None)
     if since is None or pod is None or look.status.phase not in _WAITING:
         return None, None

@@ -22,7 +22,7 @@ from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, released
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS
 from ddpjob_operator.core.failure.node_exclusion import forgiven
-from ddpjob_operator.core.gang.members import asking_since, done_and_gone, members, stop
+from ddpjob_operator.core.gang.members import LEAST_WAIT_SECONDS, asking_since, done_and_gone, members, stop
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.spec_changes import digests
@@ -32,8 +32,6 @@ from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
-
-LEAST_WAIT_SECONDS = 1.0
 
 LONGEST_QUOTA_SECONDS = 60
 """The longest wait after a quota's refusal: room may come at any time, and a try ends at the first refusal."""
@@ -82,7 +80,7 @@ def _without_attempt(look: Look, said: str) -> str:
 
 def until_released(look: Look) -> float | None:
     """Seconds until an incomplete gang has waited for as long as it may."""
-    limit, since = look.job.spec.scheduling.timeout_seconds, asking_since(look.status)
+    limit, since = look.job.spec.scheduling.timeout_seconds, asking_since(look)
     if limit is None or since is None or look.status.phase not in (Phase.STARTING, Phase.RESTARTING):
         return None
     left = limit - look.seconds_since(since)
@@ -104,7 +102,7 @@ def _refused(look: Look) -> Problem | None:
 def _may_pass(look: Look, problem: Problem) -> bool:
     """Whether a pod that was not created will be in a moment: it is retried alone. A webhook that stays silent is a
     refusal, since the gang holds nodes meanwhile."""
-    since = asking_since(look.status)
+    since = asking_since(look)
     recent = since is None or look.seconds_since(since) < TRANSIENT_SECONDS
     return problem.reason == ADMISSION_FAILED and recent
 
@@ -117,7 +115,7 @@ def _still_holds(look: Look, pod: PodView) -> bool:
 
 
 def _not_in_time(look: Look) -> Problem | None:
-    limit, since = look.job.spec.scheduling.timeout_seconds, asking_since(look.status)
+    limit, since = look.job.spec.scheduling.timeout_seconds, asking_since(look)
     if limit is None or since is None or look.seconds_since(since) < limit:
         return None
     pods = members(look)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.gang.members import awaits_data, members, starting_since
 from ddpjob_operator.core.values import conditions as cond
@@ -60,15 +60,15 @@ def deadlines(look: Look) -> tuple[Deadline, ...]:
         allowed = timedelta(seconds=spec.active_deadline_seconds + status.suspended_seconds)
         found.append(Deadline(status.start_time + allowed, ACTIVE))
     if spec.startup_deadline_seconds is not None and (_is_starting(look) or _ranks_have_not_met(look)):
-        since = _could_start_since(status)
+        since = _could_start_since(look)
         if since is not None:
             found.append(Deadline(since + timedelta(seconds=spec.startup_deadline_seconds), STARTUP))
     return tuple(found)
 
 
-def _could_start_since(status: DDPJobStatus) -> datetime | None:
+def _could_start_since(look: Look) -> datetime | None:
     """A gang waits for the initializers, but their time is not its own."""
-    since, fetched = starting_since(status), cond.find(status.conditions, cond.INITIALIZED)
+    since, fetched = starting_since(look), cond.find(look.status.conditions, cond.INITIALIZED)
     if since is None or fetched is None or fetched.status != "True":
         return since
     return max(since, fetched.last_transition_time)

@@ -16,6 +16,7 @@ from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
     avoiding_gone_nodes,
     discard,
+    ends_of_waits,
     fill_gang,
     left_over,
     members,
@@ -32,7 +33,7 @@ from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, wanted
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.spec_changes import digests
-from ddpjob_operator.core.stages.all_or_nothing import LEAST_WAIT_SECONDS, plan_release, until_released
+from ddpjob_operator.core.stages.all_or_nothing import plan_release, until_released
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import left_over_sidecars, plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize, restart_of_edited
@@ -130,11 +131,9 @@ def _fill(look: Look) -> Plan:
 
 
 def _backoff_left(look: Look) -> float:
-    """Seconds until the next attempt may start. More than any backoff means that the clock was set back."""
-    times = (look.status.restart_at, look.status.retry_at)
-    left = [look.seconds_until(time) for time in times if time is not None]
-    most = max(look.job.spec.restart.backoff.max_seconds, LEAST_WAIT_SECONDS)
-    return max((seconds for seconds in left if seconds <= most), default=0.0)
+    """Seconds until the next attempt may start."""
+    ends = ends_of_waits(look, look.status.restart_at, look.status.retry_at)
+    return max((look.seconds_until(end) for end in ends), default=0.0)
 
 
 def _advanced(look: Look) -> tuple[Look, tuple[Event, ...]]:

@@ -110,6 +110,23 @@ def test_a_size_that_is_lowered_in_the_spec_takes_effect_at_once(phase: Phase) -
     assert change == Resize(2, SCALED_DOWN, "spec.nodes was changed from 3 to 2")
 
 
+@pytest.mark.parametrize("field", ["restart_at", "retry_at"])
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING, Phase.RUNNING])
+def test_a_wait_beyond_any_backoff_is_of_a_clock_that_was_set_back(phase: Phase, field: str) -> None:
+    """The end of the last wait stays on record while the gang runs."""
+    status = started(phase, **{field: later(3600)})
+    lowered = wanted_resize(at(job(status, nodes=2)))
+    assert lowered == Resize(2, SCALED_DOWN, "spec.nodes was changed from 3 to 2")
+    shrunk = wanted_resize(at(job(status), seen(*placed(0, 1)), 30))
+    assert (shrunk and shrunk.size) == (None if phase is Phase.RUNNING else 2)
+
+
+@pytest.mark.parametrize(("phase", "waits"), [(Phase.RESTARTING, True), (Phase.RUNNING, False)])
+def test_a_gang_that_waits_for_its_restart_is_not_resized(phase: Phase, waits: bool) -> None:
+    status = started(phase, restart_at=later(60))
+    assert (wanted_resize(at(job(status, nodes=2))) is None) is waits
+
+
 # More
 
 
