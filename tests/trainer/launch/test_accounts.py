@@ -121,7 +121,16 @@ def test_an_account_that_answers_an_earlier_question_is_not_taken(pod, tmp_path,
     accounts.close()
 
 
-def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, monkeypatch) -> None:
+WAITS = {"phase": "train", "step": 5, "silentSeconds": 100.0, "stepSecondsP99": 0.1} | {
+    "stack": 'Current thread:\n  File "/site-packages/torch/distributed/c10d.py", line 1 in all_reduce\n'
+}
+LOOKS = {"phase": "script", "step": None, "silentSeconds": 1900.0, "observed": True} | {
+    "stack": 'Current thread:\n  File "/opt/app/train.py", line 3 in wait\n'
+}
+
+
+@pytest.mark.parametrize("waits", [WAITS, LOOKS], ids=["in a collective", "for a file before its first step"])
+def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, monkeypatch, waits) -> None:
     published = []
 
     class Asked:
@@ -142,13 +151,12 @@ def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, mon
 
     monkeypatch.setattr(gang_watch, "Accounts", Asked)
     watch = GangWatch(pod)
-    waits = {"rank": 0, "phase": "train", "step": 5, "silentSeconds": 100.0, "stepSecondsP99": 0.1}
-    stack = 'Current thread:\n  File "/site-packages/torch/distributed/c10d.py", line 1 in all_reduce\n'
-    gives = {"version": 1, "nodeRank": 0, "ranks": [waits | {"stack": stack}]}
+    gives = {"version": 1, "nodeRank": 0, "ranks": [waits | {"rank": 0}]}
     late, missing, all_here = True, Answers((gives,), (1,)), Answers((gives, gives | {"nodeRank": 1}), ())
 
     def looked(at: float, answers: Answers) -> int:
-        rank = Rank(0, "train", 5, at - (100.0 if late else 0.0), 0.1)
+        silent = waits["silentSeconds"] if late else 0.0
+        rank = Rank(0, waits["phase"], waits["step"], at - silent, waits.get("stepSecondsP99"))
         monkeypatch.setattr(watch, "_own_ranks", lambda now: [rank])
         watch._accounts.next = answers
         watch.look(at, may_ask=True)

@@ -110,6 +110,28 @@ def test_a_script_that_does_not_report_itself_is_not_stalled_while_it_works(star
     assert pod.message["reason"] == "Completed"
 
 
+PREPARES = """
+import os, pathlib
+prepared = pathlib.Path(os.environ["DDPJOB_RUN_DIR"], "prepared")
+if os.environ["RANK"] == "0":
+    computes()
+    prepared.touch()
+while not prepared.exists():
+    time.sleep(0.05)
+"""
+
+
+def test_ranks_that_look_for_what_one_prepares_before_they_train_are_not_stalled(start_pod):
+    pod = start_pod(
+        WORK + PREPARES,
+        DDPJOB_PROCS_PER_NODE="2",
+        DDPJOB_STALL_MIN_SECONDS="2",
+        DDPJOB_STALL_MAX_SECONDS="4",
+    )
+    assert pod.wait(180) == 0, pod.log
+    assert pod.message["reason"] == "Completed"
+
+
 ATTACHED = """
 import os, subprocess, sys, tempfile, time, torch, torch.distributed as dist, ddp_trainer
 dist.init_process_group("gloo")

@@ -179,6 +179,49 @@ def test_ranks_that_wait_for_one_that_works_are_not_stalled(working):
     assert stalled([waits(0), waits(1), working, waits(3)], NOW, LIMITS) is None
 
 
+def looks(number, place="wait (t.py:3)", phase="script", **given):
+    """For a lock or a file, before its first step."""
+    return at(number, place, phase=phase, **{"silent": 1900, "step": None, "p99": None, **given})
+
+
+PREPARES = looks(0, "tokenize (t.py:9)", silent=1)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [PREPARES, looks(1), looks(2)],
+        [PREPARES, looks(1, state="D"), looks(2)],
+        [PREPARES, looks(1), waits(2, phase="script", step=None, p99=None, silent=1900)],
+        [PREPARES, looks(1), rank(2, phase="ended")],
+        [looks(0, "tokenize (t.py:9)", phase="init", silent=1), looks(1, phase="init", silent=700)],
+        [looks(0, "tokenize (t.py:9)", phase="first_step", silent=1), looks(1, phase="first_step", step=40)],
+    ],
+    ids=["observed", "as-nfs-shows-it", "another-in-a-collective", "another-has-ended", "attaches", "resumed"],
+)
+def test_ranks_that_look_before_their_first_step_for_what_one_prepares_are_not_stalled(ranks):
+    assert stalled(ranks, NOW, LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        ([looks(0, "tokenize (t.py:9)", silent=1850), looks(1), looks(2)], 0),
+        ([looks(0, "tokenize (t.py:9)", silent=31), looks(1)], 1),
+        ([PREPARES, looks(1), looks(2, state="T")], 2),
+        ([PREPARES, looks(1), replace(looks(2, silent=40), stopped_at=NOW - 40)], 2),
+        ([PREPARES, looks(1), looks(2, p99=0.1, step=10)], 2),
+        ([waits(0, phase="script", step=None, p99=None, silent=1), looks(1)], 1),
+        ([rank(0, phase="ended"), looks(1)], 1),
+    ],
+    ids=["all-sleep", "one-sleeps-since-then", "stopped", "stopped-just-now", "had-steps", "waited-for", "ended"],
+)
+def test_ranks_that_stand_still_before_their_first_step_are_stalled_unless_another_works(ranks, named):
+    verdict = stalled(ranks, NOW, LIMITS)
+    assert verdict is not None
+    assert verdict.rank == named
+
+
 @pytest.mark.parametrize(("silent", "is_stalled"), [(299, False), (301, True)])
 def test_a_script_that_is_only_observed_may_be_silent_ten_times_longer(silent, is_stalled):
     assert (stalled([replace(rank(silent=silent), observed=True)], NOW, LIMITS) is not None) == is_stalled

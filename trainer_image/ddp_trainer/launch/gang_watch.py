@@ -21,7 +21,7 @@ from ddp_trainer.contract.outcomes import read_outcomes
 from ddp_trainer.launch.accounts import Account, Accounts, Answers
 from ddp_trainer.launch.activity import Activity
 from ddp_trainer.launch.stacks import collective, dump_stacks, innermost_frame, save_stacks, script_stack
-from ddp_trainer.launch.watchdog import ENDED, NAMED_RANKS, Limits, Rank, is_late, ranks_of, stalled
+from ddp_trainer.launch.watchdog import ENDED, NAMED_RANKS, Limits, Rank, is_late, may_wait, ranks_of, stalled
 
 FINAL_SECONDS: Final = 3.0
 """How long the end of an attempt waits for a verdict that other launchers are about to act on."""
@@ -154,7 +154,7 @@ class GangWatch:
     def _verdict(self, answers: Answers, now: float) -> dict[str, Any] | None:
         ranks = [rank for account in answers.accounts for rank in ranks_in(account, now)]
         found = stalled(ranks, now, self._limits)
-        waiting = found is None or all(rank.collective for rank in ranks if is_late(rank, now, self._limits))
+        waiting = found is None or all(may_wait(rank) for rank in ranks if is_late(rank, now, self._limits))
         self._missing_since = {node: self._missing_since.get(node, now) for node in answers.missing}
         absent = [node for node, since in self._missing_since.items() if now - since >= ABSENT_SECONDS]
         if absent and waiting and self._is_late(now):

@@ -73,8 +73,8 @@ class StallReport:
 def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | None:
     """The rank that holds up the gang, if one has been silent for longer than its phase allows.
 
-    None also while every late rank waits in a collective for one that is not late: that one may be validating or
-    saving.
+    None also while every late rank waits for one that is not late, in a collective or before its first steps: that one
+    may be validating, saving or preparing the data.
     """
     suspects = _suspects(ranks, now, limits)
     if not suspects:
@@ -147,19 +147,32 @@ def ranks_of(
     ]
 
 
+def may_wait(rank: Rank) -> bool:
+    """Whether it may wait for another rank: in a collective, or, before its steps have a rhythm, by looking for a lock
+    or a file again and again, as for data that one rank prepares. On NFS such a look is seen as D, too.
+    """
+    is_stopped = rank.stopped_at is not None or rank.process_state in ("T", "t")
+    is_before_steps = rank.step_seconds_p99 is None and rank.phase not in _WILL_NOT_JOIN
+    return rank.collective is not None or (is_before_steps and not is_stopped)
+
+
 def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
     """The late ranks that wait for no other; if all do, those that will never join them, and else all that wait."""
     late = [rank for rank in ranks if is_late(rank, now, limits)]
+    if not late:
+        return []
+    # A stack below DistributedDataParallel or a save looks like a collective while the rank computes or writes.
+    working = [rank for rank in ranks if rank not in late and now - rank.progress_at <= limits.min_seconds]
+    if any(rank.phase != ENDED and not rank.collective for rank in working):
+        late = [rank for rank in late if rank.collective or not may_wait(rank)]
     if by_themselves := [rank for rank in late if not rank.collective or rank.process_state in _FROZEN]:
         return by_themselves
     if not late:
         return []
     if gone := [rank for rank in ranks if rank.phase == ENDED]:
         return gone
-    # A stack below DistributedDataParallel or a save looks like a collective while the rank computes or writes.
-    works = any(rank not in late and now - rank.progress_at <= limits.min_seconds for rank in ranks)
     # all wait: in a collective that one of them has passed or not reached, which need not be late itself yet
-    return [] if works or any(not rank.collective for rank in ranks) else list(ranks)
+    return [] if working or any(not rank.collective for rank in ranks) else list(ranks)
 
 
 def _suspicion(rank: Rank, ranks: Collection[Rank]) -> tuple[bool, bool, int, float, int]:
