@@ -13,7 +13,14 @@ import pytest
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots import schedule
 from ddp_trainer.snapshots.ranks import Ranks
-from ddp_trainer.snapshots.schedule import SaveInterval, SaveSchedule, TimedInterval, choose, steps_to_next_check
+from ddp_trainer.snapshots.schedule import (
+    MOST_STEPS,
+    SaveInterval,
+    SaveSchedule,
+    TimedInterval,
+    choose,
+    steps_to_next_check,
+)
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.values import Progress, SnapshotEvent
 
@@ -87,6 +94,7 @@ def test_anything_else_is_refused_with_examples(text: str) -> None:
         (0.1, 0.25, 1),
         (-5.0, 0.25, 1),
         (60.0, 0.0, 1),
+        (60.0, 0.001, MOST_STEPS),
         (0.01, 90.0, 1),
     ],
 )
@@ -108,7 +116,26 @@ def test_a_timed_interval_is_kept_within_a_step_or_two_and_costs_few_looks(pace:
             saved.append(step * pace)
     gaps = [later - earlier for earlier, later in zip([0.0, *saved], saved, strict=False)]
     assert all(max(60.0, pace) - 1e-6 <= gap <= max(60.0, pace) + 2 * pace for gap in gaps)
-    assert looks <= len(saved) * (math.log2(max(2.0, 60 / pace)) + 6)
+    assert looks <= len(saved) * (math.log2(max(2.0, 60 / pace)) + 6) + step / MOST_STEPS
+
+
+@pytest.mark.parametrize("every", ["60seconds", "auto"])
+def test_an_interval_is_kept_where_steps_become_five_hundred_times_slower(
+    every: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
+    due = SaveSchedule(SaveInterval.parse(every), Ranks(0, 1), tmp_path, nodes=1)
+    due.start(0)
+    saved = []
+    for step in range(1, 1 + 1000 + 1000):
+        clock.now += 0.002 if step <= 1000 else 1.0
+        if due.after(Progress(step, 0, 0), epoch_end=False):
+            saved.append(clock.now)
+            due.saved(SnapshotEvent("saved", step, "", stall_seconds=0.001, save_seconds=1.0))
+    gaps = [later - earlier for earlier, later in zip([0.0, *saved], saved, strict=False)]
+    assert gaps[0] <= 60 + MOST_STEPS
+    assert max(gaps[1:]) <= 62
 
 
 def saves_in(schedule_: SaveSchedule, clock: SimpleNamespace, seconds: int) -> int:

@@ -2,7 +2,7 @@
 
 Steps and epochs are the same on every rank. Time is not: rank 0 decides and the others must follow, without a
 collective in every step. So the ranks check together only at agreed steps, and each check also agrees on the next one,
-half of the remaining time away at the pace just seen: a handful of checks an interval, however many steps it has.
+half of the remaining time away at the pace just seen, and at most MOST_STEPS: they may be slower from the next one on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from ddp_trainer.snapshots.values import ChosenInterval, Progress, SnapshotEvent
 _PATTERN = re.compile(r"([1-9][0-9]{0,8})\s*(step|epoch|second)s?")
 AUTO_BEGINS_WITH = 60
 """Seconds until the first save of `auto`, which then knows what one costs."""
+MOST_STEPS = 128
+"""Between two checks. Each is a broadcast over gloo: more of them would show beside steps of a millisecond."""
 Unit = Literal["steps", "epochs", "seconds", "auto"]
 
 
@@ -100,11 +102,11 @@ class TimedInterval:
 
 
 def steps_to_next_check(remaining: float, pace: float) -> int:
-    """Half the remaining time at `pace` seconds a step; near the end all of it, and always at least one step."""
+    """Half the remaining time at `pace` seconds a step; near the end all of it, and from one step to MOST_STEPS."""
     if pace <= 0:
         return 1
     steps = remaining / pace
-    return max(1, math.floor(steps if steps < 4 else steps / 2))
+    return max(1, min(MOST_STEPS, math.floor(steps if steps < 4 else steps / 2)))
 
 
 PRIOR_NODE_MTTF_SECONDS = 24 * 3600.0
