@@ -6,9 +6,11 @@ import copy
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -473,6 +475,10 @@ optimizer.step()
     assert beat["step"] == 1
 
 
+with warnings.catch_warnings(action="ignore"):  # it is a prototype
+    NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
@@ -483,10 +489,64 @@ optimizer.step()
         (torch.tensor(1.0), None),
         ("text", None),
         (object(), None),
+        (NESTED, None),
+        ((NESTED, torch.ones(2)), 2),
+        (SimpleNamespace(shape="circle"), None),
+        (SimpleNamespace(shape="3d"), None),
+        (SimpleNamespace(shape=lambda: (4, 2)), None),
     ],
 )
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch: object, size: int | None) -> None:
     assert batch_size(batch) == size
+
+
+class OddTensor(torch.Tensor):
+    """Of a kind that fails where a hook detaches it."""
+
+    def detach(self) -> torch.Tensor:
+        raise RuntimeError("detach is not implemented")
+
+
+def _take(steps: int, loss_of: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss) -> torch.nn.Module:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch, _ in zip(_loader(), range(steps), strict=False):
+        optimizer.zero_grad()
+        loss_of(_loss(model, batch)).backward()
+        optimizer.step()
+    return model
+
+
+def _fails(*_: Any, **__: Any) -> None:
+    raise RuntimeError("not here")
+
+
+@pytest.mark.parametrize("hook", ["fetched", "backward_begins", "stepped", "_check_loss"])
+def test_a_hook_that_fails_is_said_to_once_and_the_script_trains_on(
+    hook: str, seen: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained: list[torch.nn.Module] = []
+
+    def train() -> None:
+        _take(2)
+        monkeypatch.setattr(observing(), hook, _fails)
+        trained.append(_take(4))
+
+    beat = seen(train)
+    assert len(trained) == 1
+    said = capsys.readouterr().err
+    assert (
+        said.count("ddp_trainer: this script's progress cannot be observed any longer: RuntimeError('not here')") == 1
+    )
+    assert beat["phase"] == "script"
+
+
+def test_a_loss_of_an_unusual_kind_ends_no_script(seen: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    models: list[torch.nn.Module] = []
+    beat = seen(lambda: models.append(_take(4, lambda loss: loss.as_subclass(OddTensor))))
+    assert models[0].weight.grad is not None
+    assert beat["step"] is None
+    assert "detach is not implemented" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_finite_is_reported_until_it_is_again(seen: Any, monkeypatch: Any, capsys: Any) -> None:

@@ -133,9 +133,10 @@ def test_what_a_script_logs_with_accelerate_is_reported(tmp_path: Path, main: bo
             optimizer.step()
             optimizer.zero_grad()
             accelerator.log({"epoch": 1, "accuracy": torch.tensor(0.5), "note": "text"}, step=step)
+            accelerator.log({1: 0.5, "odd": torch.ones(1, device="meta")}, step=step)
         observer.done()
     finally:
         close_observer()
     (beat,) = read_heartbeats(tmp_path)
     assert (beat["phase"], beat["step"], beat["epoch"], beat["metrics"]) == ("done", 3, 1, {"accuracy": 0.5})
-    assert len(logged) == (3 if main else 0), "the script's own trackers get everything"
+    assert len(logged) == (6 if main else 0), "the script's own trackers get everything"

@@ -22,11 +22,13 @@ What cannot be seen stays unknown (null in `/status`): a script without an optim
 without a DataLoader no samples. A script that resumes goes on from the steps that its optimizer has counted, as Adam
 does; after one that does not count, such as SGD, steps are those of this process. The total and the epoch are known
 where the script uses transformers' or Lightning's Trainer, metrics also where it uses Accelerate's `log`. `close` also
-takes every hook away; a script that attaches (`ddp_trainer.attach`) does so first, since it reports for itself.
+takes every hook away; a script that attaches (`ddp_trainer.attach`) does so first, since it reports for itself. Where a
+hook fails, as on a tensor of an unusual kind, it says so, and nothing is observed from there on: the script trains on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -34,6 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from operator import index
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
@@ -66,6 +69,8 @@ DCP_STATES: Final = "torch.distributed.checkpoint.state_dict"
 _current: ScriptObserver | None = None
 _forks = 0
 """Between this process and the one that imported this module."""
+_NO_PROCESS: Final = -1
+"""In place of that number, for what observes no process any more."""
 
 
 def _count_fork() -> None:
@@ -230,7 +235,8 @@ class ScriptObserver:
 
     def scaled(self, loss: Tensor, scaled: Tensor) -> None:
         """A GradScaler has made `scaled` of a loss, on which `backward()` will be called."""
-        self._scaled = (ref(scaled), loss.detach())
+        if _forks == self._forks:
+            self._scaled = (ref(scaled), loss.detach())
 
     def overflowed(self, optimizer: Optimizer) -> None:
         """A GradScaler has left out the step of an optimizer: what its loss was is in no step."""
@@ -243,7 +249,7 @@ class ScriptObserver:
             return
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
-        if at_replays(before=functools.partial(self._backward_begins_with, loss)):
+        if at_replays(before=functools.partial(self._or_give_up, self._backward_begins_with, loss)):
             return
         self._backward_begins_with(loss)
 
@@ -274,7 +280,7 @@ class ScriptObserver:
         self._has_stepped = True
         if _forks != self._forks or self._makes_state:
             return
-        if at_replays(after=functools.partial(self.stepped, optimizer)):
+        if at_replays(after=functools.partial(self._or_give_up, self.stepped, optimizer)):
             return
         if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
@@ -364,7 +370,10 @@ class ScriptObserver:
         def backward_seen(function: Callable[..., Any]) -> Callable[..., Any]:
             def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
                 if isinstance(tensors, torch.Tensor):
-                    self.backward_begins(tensors)
+                    try:
+                        self.backward_begins(tensors)
+                    except Exception as error:
+                        self._give_up(error)
                 return function(tensors, *args, **kwargs)
 
             return backward
@@ -376,7 +385,10 @@ class ScriptObserver:
                 if self._phase == "validate":  # the first batches of one are not known to be of it
                     self.data_waits.forget()
                 batch = timed(iterator)
-                self.fetched(batch)
+                try:
+                    self.fetched(batch)
+                except Exception as error:
+                    self._give_up(error)
                 return batch
 
             return fetch
@@ -385,7 +397,7 @@ class ScriptObserver:
             def scale(scaler: Any, outputs: Any) -> Any:
                 scaled = function(scaler, outputs)
                 if isinstance(outputs, torch.Tensor):
-                    self.scaled(outputs, scaled)
+                    self._or_give_up(self.scaled, outputs, scaled)
                 return scaled
 
             return scale
@@ -395,7 +407,7 @@ class ScriptObserver:
                 self._has_stepped = False
                 returned = function(scaler, optimizer, *args, **kwargs)
                 if not self._has_stepped:
-                    self.overflowed(optimizer)
+                    self._or_give_up(self.overflowed, optimizer)
                 return returned
 
             return step
@@ -414,7 +426,15 @@ class ScriptObserver:
 
             return step
 
-        handle = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self.stepped(optimizer))
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            try:
+                self.stepped(optimizer)
+            except LossNotFinite:
+                raise
+            except Exception as error:
+                self._give_up(error)
+
+        handle = register_optimizer_step_post_hook(stepped)
         self._undo.append(handle.remove)
         self._wrap(torch.optim.LBFGS, "step", step_seen)
         self.after_import("torch._dynamo.trace_rules", _keep_out_of_graphs)
@@ -468,10 +488,33 @@ class ScriptObserver:
 
         self._undo.append(after_import(name, try_it))
 
+    def _or_give_up(self, look: Callable[..., None], *arguments: Any) -> None:
+        """`look`, where that is rare. What comes in every step has a `try` of its own, which costs no call."""
+        try:
+            look(*arguments)
+        except LossNotFinite:
+            raise
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """What only looks ends no script. The hooks stay, and do nothing: torch goes through them at this moment."""
+        if self._forks == _NO_PROCESS:
+            return
+        self._forks = _NO_PROCESS
+        with contextlib.suppress(Exception):
+            say(f"ddp_trainer: this script's progress cannot be observed any longer: {error!r:.300}")
+        with contextlib.suppress(Exception):
+            self._heartbeat.enter("script")  # in which it may be silent for long
+        self._forget()
+
     def close(self) -> None:
         """Take the hooks away."""
         while self._undo:
             self._undo.pop()()
+        self._forget()
+
+    def _forget(self) -> None:
         self.last_loss = self._loss = self._scaled = None
         # for what a library still calls: its callbacks stay where they are
         self._heartbeat = Heartbeat(None)
@@ -511,17 +554,20 @@ class ScriptObserver:
 
 def batch_size(batch: object, depth: int = 3) -> int | None:
     """Length of the first dimension of the first tensor in a batch; None where there is none."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else None
-    if depth:
-        if type(batch) is list or type(batch) is tuple:  # as most are, and cheap to tell
-            values: Iterable[object] = batch
-        else:
-            values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
-        for value in values if not isinstance(values, str | bytes) else ():
-            if (size := batch_size(value, depth - 1)) is not None:
-                return size
+    try:
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return index(shape[0]) if len(shape) else None
+        if depth:
+            if type(batch) is list or type(batch) is tuple:  # as most are, and cheap to tell
+                values: Iterable[object] = batch
+            else:
+                values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
+            for value in values if not isinstance(values, str | bytes) else ():
+                if (size := batch_size(value, depth - 1)) is not None:
+                    return size
+    except Exception:  # a nested tensor has no shape, and another object's may be of any kind
+        return None
     return None
 
 

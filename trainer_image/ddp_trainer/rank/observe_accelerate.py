@@ -5,6 +5,7 @@ Steps, loss, samples and validation are what torch's hooks see of the script's o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,11 +19,12 @@ def with_report(observer: Observer) -> Callable[[Callable[..., Any]], Callable[.
     def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
         def log(accelerator: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(values, Mapping):
-                logged = scalars(values)
-                epoch = logged.pop("epoch", None)
-                if epoch is not None:
-                    observer.epoch = int(epoch)
-                observer.measured({name: value for name, value in logged.items() if name != "step"})
+                with contextlib.suppress(Exception):  # names and values may be of any kind
+                    logged = scalars(values)
+                    epoch = logged.pop("epoch", None)
+                    if epoch is not None:
+                        observer.epoch = int(epoch)
+                    observer.measured({name: value for name, value in logged.items() if name != "step"})
             return function(accelerator, values, *args, **kwargs)
 
         return log
