@@ -9,7 +9,6 @@ work was done. The exit code must not depend on that race.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import os
 import sys
@@ -21,7 +20,7 @@ from typing import Final
 
 from ddp_trainer.contract import open_files, unfinished
 from ddp_trainer.contract.exit_codes import EXIT_OK
-from ddp_trainer.contract.standard_error import say
+from ddp_trainer.contract.standard_error import flush_streams, say
 
 LEAVE_SECONDS: Final = 5.0
 """How long process groups may take to be destroyed at the end: with NCCL that waits for the device."""
@@ -182,8 +181,5 @@ def _destroy_process_groups() -> None:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # closed, the reader is gone, or something of the script's without this method; or None
-        with contextlib.suppress(Exception):
-            stream.flush()
+    flush_streams()
     ctypes.CDLL(None).fflush(None)

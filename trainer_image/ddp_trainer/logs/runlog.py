@@ -11,6 +11,7 @@ wait in memory, and an error is reported once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -92,7 +93,8 @@ class RunLog:
     def print_line(self, text: str) -> None:
         """A line for people, from one rank."""
         if self._directory is not None:
-            print(text, flush=True)
+            with contextlib.suppress(Exception):  # the script may have closed it, or put something else in its place
+                print(text, flush=True)
 
     def close(self) -> None:
         """Write what waits and let go of the files, and of the run whose losses they were. Raises nothing, and gives a

@@ -10,6 +10,7 @@ from types import FrameType
 
 from ddp_trainer.contract import open_files
 from ddp_trainer.contract.exit_codes import EXIT_PREEMPTED
+from ddp_trainer.contract.standard_error import flush_streams
 
 _preempted_after: int | None = None
 
@@ -62,6 +63,5 @@ def preempted_after() -> int | None:
 def _exit_preempted() -> None:
     # An exit handler cannot change the exit code in any other way.
     open_files.write_out(is_last=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_streams()
     os._exit(EXIT_PREEMPTED)
