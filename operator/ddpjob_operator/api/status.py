@@ -255,7 +255,7 @@ class Internal(APIModel):
     ranks.
     """
 
-    initializer_disruptions: int = 0
+    initializer_disruptions: int | None = None
     """Number of initializer pods that the cluster ended. They do not count as failed, but their names are used."""
 
     reported_seconds: dict[str, float] = Field(default_factory=dict)

@@ -196,7 +196,7 @@ def check_tries_of_data(cluster: Cluster) -> None:
 
 
 def _tries(status: DDPJobStatus) -> int:
-    return status.initializer_failures + status.internal.initializer_disruptions
+    return status.initializer_failures + (status.internal.initializer_disruptions or 0)
 
 
 def check_group_comes_first(cluster: Cluster) -> None:

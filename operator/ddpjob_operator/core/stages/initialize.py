@@ -78,7 +78,7 @@ def with_data(look: Look) -> Look:
 
 def _tries(status: DDPJobStatus) -> int:
     """How many pods have been used up."""
-    return status.initializer_failures + status.internal.initializer_disruptions
+    return status.initializer_failures + (status.internal.initializer_disruptions or 0)
 
 
 def left_over_sidecars(look: Look) -> tuple[DeletePod, ...]:
@@ -137,7 +137,7 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
 def _after_failure(look: Look, pod: InitializerView) -> Plan:
     cause, final = _cause(pod)
     disruption = None if final else _disruption(look, pod)
-    failures, disruptions = look.status.initializer_failures, look.status.internal.initializer_disruptions
+    failures, disruptions = look.status.initializer_failures, look.status.internal.initializer_disruptions or 0
     if disruption is None:
         failures += 1
     else:

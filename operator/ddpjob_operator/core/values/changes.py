@@ -108,7 +108,7 @@ def with_notification(status: DDPJobStatus, notification: Notification) -> DDPJo
 
 def with_tries(status: DDPJobStatus, *, failures: int, disruptions: int) -> DDPJobStatus:
     """`status` with other numbers of initializer pods that failed, and of those that the cluster ended."""
-    internal = status.internal.model_copy(update={"initializer_disruptions": disruptions})
+    internal = status.internal.model_copy(update={"initializer_disruptions": disruptions or None})
     return status.model_copy(update={"initializer_failures": failures, "internal": internal})
 
 

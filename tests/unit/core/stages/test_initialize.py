@@ -49,7 +49,7 @@ def condition(decided: Plan, type_: str = cond.INITIALIZED) -> tuple[str, str, s
 
 
 def tries(decided: Plan) -> int:
-    return decided.status.initializer_failures + decided.status.internal.initializer_disruptions
+    return decided.status.initializer_failures + (decided.status.internal.initializer_disruptions or 0)
 
 
 def made(decided: Plan) -> list[str]:
