@@ -62,10 +62,18 @@ def test_a_run_whose_first_step_after_a_resume_has_no_update_goes_on(volume, tra
     volume.assert_same_end(trained_once(2, "own_loop.py", "--steps", "20", "--no-update-at", "12"))
 
 
-def test_an_update_that_one_rank_left_out_ends_the_run_before_a_snapshot_of_other_weights(volume) -> None:
-    failed = volume.train(2, "own_loop.py", "--steps", "20", "--no-update-at", "10", "--no-update-on", "1")
-    assert "1 of 2 ranks ended step 10 without an optimizer.step()" in failed.stderr
-    assert max(volume.snapshot_steps()) < 10
+@pytest.mark.parametrize("number", [10, 20], ids=["in the run", "in its last step"])
+def test_an_update_that_one_rank_left_out_ends_the_run_before_a_snapshot_of_other_weights(volume, number) -> None:
+    failed = volume.train(2, "own_loop.py", "--steps", "20", "--no-update-at", str(number), "--no-update-on", "1")
+    assert f"1 of 2 ranks ended step {number} without an optimizer.step()" in failed.stderr
+    assert max(volume.snapshot_steps()) < number
+
+
+def test_no_emergency_snapshot_has_a_step_whose_update_one_rank_left_out(volume) -> None:
+    own = ("own_loop.py", "--steps", "20", "--raise-at", "12", "--no-update-at", "11", "--no-update-on", "1")
+    failed = volume.train(2, *own)
+    assert "a sample that cannot be trained on" in failed.stderr
+    assert max(volume.snapshot_steps()) < 11
 
 
 DRAWS = ("draws.py", "--draws-in", "3", "11", "16", "19", "--fails-in")
