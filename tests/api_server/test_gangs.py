@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.api_server.harness import Cluster, Operator
+from tests.api_server.kueue import PodGroups
 from tests.api_server.server import ApiServer, install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
+from tests.api_server.test_restarts import KILLED
 from tests.support.waiting import eventually_async
 
 from ddpjob_operator.cluster import paths
@@ -80,8 +83,47 @@ async def test_a_queue_gets_pods_that_say_how_many_they_are(cluster: Cluster, op
     for pod in await cluster.gang_exists():
         labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
         assert labels["kueue.x-k8s.io/queue-name"] == "research"
-        assert labels["kueue.x-k8s.io/pod-group-name"] == "digits-0-0"
+        assert re.fullmatch("digits-[0-9a-f]{8}-0", labels["kueue.x-k8s.io/pod-group-name"])
         assert annotations["kueue.x-k8s.io/pod-group-total-count"] == "2"
+
+
+@pytest.mark.parametrize(("scope", "new"), [("Gang", ["digits-1-0", "digits-1-1"]), ("InPlace", ["digits-1-1"])])
+async def test_a_gang_that_is_over_gives_its_quota_back_and_another_is_admitted(
+    cluster: Cluster, operator: Operator, scope: str, new: list[str]
+) -> None:
+    spec: dict[str, Any] = {"scheduling": {"gang": "Kueue", "queue": "research"}, "podTemplate": TEMPLATE}
+    spec["restart"] = {"scope": scope, "backoff": {"initialSeconds": 0}}
+    async with PodGroups(cluster) as queue:
+
+        async def admitted(*names: str, number: int) -> None:
+            """Wait until these pods may be scheduled, and the queue has admitted so many by then; they run then."""
+
+            async def done() -> bool:
+                there = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.pods()}
+                return all(there.get(name) in queue.admitted for name in names) and len(queue.open) == 1
+
+            await eventually_async(done, f"{names} are admitted, as the one group that is open")
+            assert len(queue.admitted) == number, "and no pod of another attempt"
+            await cluster.runs(*names)
+            await cluster.phase_is("Running")
+
+        async def given_back() -> bool:
+            return await cluster.pods() == [] and not queue.open
+
+        await cluster.apply_job(**spec)
+        await admitted("digits-0-0", "digits-0-1", number=2)
+        await cluster.ends("digits-0-1", code=1, message=KILLED)
+        await admitted(*new, number=2 + len(new))
+        await cluster.edit_job(suspend=True)
+        await eventually_async(given_back, "a job that is suspended holds no quota, and no pod")
+        await cluster.edit_job(suspend=False)
+        await admitted("digits-2-0", "digits-2-1", number=4 + len(new))
+        await cluster.ends("digits-2-0", "digits-2-1", code=1, message=KILLED)
+        await admitted("digits-3-0", "digits-3-1", number=6 + len(new))
+        await cluster.delete_job()
+        await eventually_async(given_back, "a job that is deleted holds no quota, and no pod")
+        await cluster.apply_job(**spec)
+        await admitted("digits-0-0", "digits-0-1", number=8 + len(new))
 
 
 @pytest.mark.fault(27)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpjob_operator.core.manifests.pod_group import KUEUE_COUNT, KUEUE_GATE, KUEUE_GROUP, KUEUE_QUEUE
+from ddpjob_operator.core.manifests.pod_group import KUEUE_COUNT, KUEUE_GATE, KUEUE_QUEUE
+from ddpjob_operator.core.values.names import KUEUE_GROUP
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.runtime.errors import ApiError
 

@@ -13,6 +13,7 @@ from pydantic_core.core_schema import CoreSchema, any_schema, list_schema, typed
 from ddpjob_operator.core.values.names import (
     FINALIZER,
     INITIALIZER,
+    KUEUE_GROUP,
     LABEL_ATTEMPT,
     LABEL_LAST_INITIALIZER,
     LABEL_NODE_RANK,
@@ -87,6 +88,7 @@ def parse_pod(obj: Object) -> PodView:
         ready=ready.get("status") == "True",
         ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         nodes=_number(labels.get(LABEL_NODES)),
+        queue_group=str(labels.get(KUEUE_GROUP) or ""),
         sync=str(labels.get(LABEL_SYNC) or ""),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
         not_ready_since=_not_ready_since(status, conditions),

@@ -103,6 +103,11 @@ def can_be_kept(pod: PodView) -> bool:
     return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
 
 
+def in_queue_group(pod: PodView) -> bool:
+    """Whether a pod keeps its group of Kueue's open to others: Kueue finishes a group of which no pod runs."""
+    return bool(pod.queue_group) and not pod.ended and not pod.deleting
+
+
 def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a pod of an older attempt takes part in the current one."""
     return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
@@ -169,13 +174,15 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
         actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
     present = {pod.node_rank for pod in members(look)} | done_and_gone(look)
     kept = {status.internal.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
+    queue_group = next((pod.queue_group for pod in (*members(look), *kept.values()) if in_queue_group(pod)), "")
     for node_rank in range(size):
         if node_rank in present:
             continue
         if (pod := kept.get(node_rank)) is not None:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
         elif not until_creatable(look, name := pod_name(look.job.name, attempt, node_rank)):
-            actions.append(create_pod_action(look, admitted, Place(attempt, node_rank, service, name)))
+            place = Place(attempt, node_rank, service, name, queue_group=queue_group)
+            actions.append(create_pod_action(look, admitted, place))
     return tuple(actions)
 
 

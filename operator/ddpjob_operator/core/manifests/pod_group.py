@@ -3,8 +3,8 @@
 - Coscheduling (KEP-42 of kubernetes-sigs/scheduler-plugins) and Volcano read a PodGroup, which is made before the
   pods are, and bind no pod before `minMember` of them fit.
 - Kueue reads labels of the pods alone (its "plain pod groups"): it holds all of them by a scheduling gate until the
-  queue has quota for the whole group. Each attempt is a group of its own, so that what the last one held is given
-  back; where pods outlive an attempt they are replaced inside their group.
+  queue has quota for the whole group. A group is over, and its quota is given back, as soon as none of its pods runs.
+  So each attempt is a group of its own; where pods outlive an attempt, others are replaced inside their group.
 
 An elastic gang is worth starting from `elastic.minNodes` on, so its group asks for no more than that.
 """
@@ -15,14 +15,20 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.values.job import Job, Manifest, Problem
-from ddpjob_operator.core.values.names import TRAINER_CONTAINER, group_name, job_labels, pod_name
+from ddpjob_operator.core.values.names import (
+    KUEUE_GROUP,
+    TRAINER_CONTAINER,
+    group_name,
+    job_labels,
+    queue_group_name,
+)
 
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 KUEUE_GATE = "kueue.x-k8s.io/admission"
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 
 _PROVIDERS = {
@@ -41,35 +47,33 @@ class Membership:
     """Scheduling gates (KEP-3521), which keep the pod from the scheduler. Servers before 1.26 drop them."""
 
 
-def membership(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Membership:
-    """How a pod of an attempt with so many nodes joins the group; node rank None for a spare."""
+def membership(job: Job, place: Place) -> Membership:
+    """How a pod joins the group of its gang."""
     match job.spec.scheduling.gang:
         case "Coscheduling":
             return Membership(labels={"scheduling.x-k8s.io/pod-group": group_name(job.name)})
         case "Volcano":
             return Membership(annotations={"scheduling.k8s.io/group-name": group_name(job.name)})
         case "Kueue":
-            return _kueue(job, attempt, node_rank, nodes)
+            return _kueue(job, place)
         case _:
             return Membership()
 
 
-def _kueue(job: Job, attempt: int, node_rank: int | None, nodes: int) -> Membership:
+def _kueue(job: Job, place: Place) -> Membership:
     labels = {KUEUE_QUEUE: job.spec.scheduling.queue or ""}
-    if node_rank is None:
+    if place.node_rank is None:
         # the group is admitted when all of it is there, and spares are made later: each queues for itself
         return Membership(labels, gates=(KUEUE_GATE,))
-    in_place = job.spec.restart.scope != "Gang"
-    labels[KUEUE_GROUP] = group_name(job.name) if in_place else pod_name(job.name, attempt, 0)
+    labels[KUEUE_GROUP] = place.queue_group or queue_group_name(job.name, job.uid, place.attempt)
     annotations = {
-        KUEUE_COUNT: str(nodes),
+        KUEUE_COUNT: str(place.nodes or job.spec.nodes),
         # all nodes are of one kind. Kueue would hash the pods' specs, which differ by attempt and by excluded nodes,
         # and hold a replacement of a kind that its group does not know
         "kueue.x-k8s.io/role-hash": TRAINER_CONTAINER,
+        # else Kueue keeps the pods of a group that has ended, and their quota, for others that are to take their place
+        "kueue.x-k8s.io/retriable-in-group": "false",
     }
-    if not in_place:
-        # else Kueue keeps the quota of a pod that has ended for another that is to take its place
-        annotations["kueue.x-k8s.io/retriable-in-group"] = "false"
     return Membership(labels, annotations, gates=(KUEUE_GATE,))
 
 

@@ -113,7 +113,7 @@ def build_pod(admitted: Admitted, place: Place) -> Manifest:
     """One node of the gang, or a spare, which needs a name."""
     job, defaults, attempt, node_rank = admitted.job, admitted.defaults, place.attempt, place.node_rank
     nodes = place.nodes or job.spec.nodes
-    member = membership(job, attempt, node_rank, nodes)
+    member = membership(job, place)
     template = job.spec.pod_template
     user_metadata = template.metadata if template else None
     spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})

@@ -30,6 +30,8 @@ FINALIZER = f"{DOMAIN}/job-tracking"
 SPARE = "none"
 """The node rank of a pod that waits for one."""
 
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+
 LABEL_ROLE = f"{DOMAIN}/role"
 INITIALIZER = "initializer"
 """The role of the pod that runs the initializers; pods of the gang have none."""
@@ -78,6 +80,12 @@ def initializer_name(job: str, number: int) -> str:
 def group_name(job: str) -> str:
     """Name of the PodGroup of a job."""
     return dns_label(job)
+
+
+def queue_group_name(job: str, uid: str, attempt: int) -> str:
+    """Name of the group that Kueue admits. What is left of a deleted job of the same name is another group."""
+    digest = hashlib.sha256(uid.encode()).hexdigest()[:8]
+    return f"{dns_label(job, 63 - len(f'-{digest}-999999'))}-{digest}-{attempt}"
 
 
 def policy_name(job: str) -> str:

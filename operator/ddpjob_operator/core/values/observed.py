@@ -67,6 +67,8 @@ class PodView:
     """When it became ready, while it is."""
     nodes: int | None = None
     """Size of the gang by the pod's labels."""
+    queue_group: str = ""
+    """The group of Kueue's that it is a member of."""
     sync: str = ""
     """Value of the label that `SyncPod` changes."""
     scheduled: bool = False

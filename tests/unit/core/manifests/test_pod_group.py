@@ -91,11 +91,12 @@ def test_a_spare_is_a_member_so_that_what_replaces_a_lost_pod_finds_a_whole_grou
     assert "digits" in (*theirs(metadata["labels"]).values(), *metadata["annotations"].values())
 
 
-def test_each_attempt_is_a_group_of_its_own_in_a_queue() -> None:
+@pytest.mark.parametrize("scope", ["Gang", "InPlace"])
+def test_each_attempt_is_a_group_of_its_own_in_a_queue(scope: str) -> None:
     for attempt, nodes in ((0, 4), (1, 3)):
-        found = pod(1, attempt, nodes, nodes=4, **KUEUE)
+        found = pod(1, attempt, nodes, nodes=4, restart={"scope": scope}, **KUEUE)
         assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-        assert found["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == f"digits-{attempt}-0"
+        assert found["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == f"digits-36f16e3d-{attempt}"
         assert found["metadata"]["annotations"] == {
             "kueue.x-k8s.io/pod-group-total-count": str(nodes),
             "kueue.x-k8s.io/retriable-in-group": "false",
@@ -104,14 +105,10 @@ def test_each_attempt_is_a_group_of_its_own_in_a_queue() -> None:
         assert found["spec"]["schedulingGates"] == GATES
 
 
-def test_pods_that_outlive_an_attempt_stay_in_their_group() -> None:
-    first, later = (pod(1, attempt, **KUEUE, **IN_PLACE)["metadata"] for attempt in (0, 5))
-    assert first["annotations"] == later["annotations"]
-    assert first["annotations"] == {
-        "kueue.x-k8s.io/pod-group-total-count": "2",
-        "kueue.x-k8s.io/role-hash": "trainer",
-    }
-    assert first["labels"]["kueue.x-k8s.io/pod-group-name"] == later["labels"]["kueue.x-k8s.io/pod-group-name"]
+def test_a_pod_in_the_place_of_a_lost_one_joins_the_group_of_the_others() -> None:
+    place = Place(5, 1, ServiceView("10.96.0.7", 5), queue_group="digits-36f16e3d-2")
+    metadata = build_pod(admitted(make_job(**KUEUE, **IN_PLACE)), place)["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits-36f16e3d-2"
 
 
 def test_a_spare_queues_for_itself_because_a_group_is_admitted_when_all_of_it_is_there() -> None:

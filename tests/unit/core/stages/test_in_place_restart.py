@@ -6,7 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, make_pod, make_report, seen, succeeded
+from builders import (
+    DEFAULTS,
+    NOW,
+    UID,
+    failed,
+    heard,
+    in_phase,
+    later,
+    make_job,
+    make_pod,
+    make_report,
+    seen,
+    succeeded,
+)
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
 from ddpjob_operator.core.manifests.spec_changes import digests
@@ -14,7 +27,8 @@ from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService, SyncPod
 from ddpjob_operator.core.values.job import Defaults, Job
-from ddpjob_operator.core.values.observed import Observed, PodView
+from ddpjob_operator.core.values.names import queue_group_name
+from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView
 
 SPEC: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
 
@@ -66,6 +80,45 @@ def test_only_what_died_is_replaced(dead: int) -> None:
     assert decided.status.internal.kept_pods == {f"digits-0-{rank}": rank for rank in range(3) if rank != dead}
     survivors = {f"digits-0-{rank} is 1/{rank} of 3" for rank in range(3) if rank != dead}
     assert done(decided) == survivors | {f"delete digits-0-{dead}", f"create digits-1-{dead}", "point at 1"}
+
+
+KUEUE: dict[str, Any] = {"scheduling": {"gang": "Kueue", "queue": "research"}}
+
+
+def groups(decided: Plan) -> dict[str, str]:
+    """Kueue's group of each pod that is to be created."""
+    labels = {
+        action.name: action.manifest["metadata"]["labels"] for action in decided.actions if type(action) is CreatePod
+    }
+    return {name: found["kueue.x-k8s.io/pod-group-name"] for name, found in labels.items()}
+
+
+def queued(**spec: Any) -> Job:
+    """A job that runs, admitted by Kueue."""
+    made_from = digests(make_job(**SPEC | KUEUE | spec), DEFAULTS)
+    return in_place(running(spec_digests=made_from), **KUEUE | spec)
+
+
+def test_what_died_is_replaced_in_the_group_of_the_others_also_by_an_operator_that_starts_in_between() -> None:
+    pods = (make_pod(0, queue_group="theirs"), failed(1, 137, queue_group="theirs"), make_pod(2, queue_group="theirs"))
+    first = look(queued(), seen(*pods))
+    assert groups(first) == {"digits-1-1": "theirs"}
+    told = (assigned(0, queue_group="theirs"), assigned(2, queue_group="theirs"))
+    assert groups(look(in_place(first.status, **KUEUE), seen(*told, attempt=1))) == {"digits-1-1": "theirs"}
+
+
+def test_a_group_of_kueue_of_which_no_pod_runs_is_finished_so_the_next_attempt_is_another_one() -> None:
+    """A spare is of no group, and the group of an attempt waits until all its pods are there: none is kept."""
+    warm = PodView("digits-0-s0", "spare", 0, None, PodPhase.RUNNING, ready=True)
+    pods = [failed(rank, 137, queue_group="theirs") for rank in range(3)]
+    decided = look(queued(spares=1), seen(*pods, warm))
+    assert decided.status.internal.kept_pods == {}
+    assert set(groups(decided)) == {f"digits-1-{rank}" for rank in range(3)}
+    assert set(groups(decided).values()) == {queue_group_name("digits", UID, 1)}
+    one_runs = [make_pod(0, queue_group="theirs"), *pods[1:]]
+    decided = look(queued(spares=1), seen(*one_runs, warm))
+    assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}
+    assert groups(decided) == {"digits-1-2": "theirs"}
 
 
 def test_a_pod_that_is_gone_is_replaced_and_the_others_live_on() -> None:
