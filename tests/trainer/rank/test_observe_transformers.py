@@ -20,15 +20,19 @@ class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": torch.full((8,), index % 5), "labels": torch.tensor(index % 2)}
 
 
-def trained(tmp_path: Path, world_size: int, **arguments: Any) -> Any:
-    """A Trainer that has trained, observed as one of so many ranks."""
+def trained(tmp_path: Path, world_size: int, logs: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """A Trainer that has trained, observed as one of so many ranks; with `logs` among what it logs at each step."""
     import transformers  # takes seconds
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc,unused-ignore]
+        def log(self, values: dict[str, float], *others: Any) -> None:
+            super().log(values | (logs or {}), *others)
 
     heartbeat_dir(tmp_path).mkdir()
     observer = observe(Heartbeat(heartbeat_dir(tmp_path), observed=True), world_size=world_size)
     try:
         settings = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-        trainer = transformers.Trainer(
+        trainer = Trainer(
             model=transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8, **settings)),
             args=transformers.TrainingArguments(
                 str(tmp_path / "out"),
@@ -65,3 +69,10 @@ def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(
 def test_a_trainer_that_knows_of_no_other_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trained(tmp_path, world_size=2, max_steps=2)
     assert "the Trainer counts 1 of the 2 ranks" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("loss", [{"text": 0.5, "image": 0.7}, "0.5", [0.5, 0.7]], ids=["parts", "text", "list"])
+def test_what_a_trainer_logs_as_its_loss_and_is_no_number_ends_no_script(tmp_path: Path, loss: object) -> None:
+    trained(tmp_path, world_size=1, max_steps=2, logs={"loss": loss})
+    (beat,) = read_heartbeats(tmp_path)
+    assert (beat["phase"], beat["step"]) == ("done", 2)

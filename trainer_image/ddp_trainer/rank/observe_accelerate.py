@@ -9,8 +9,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ddp_trainer.rank.observe_lightning import scalars
-from ddp_trainer.rank.observe_transformers import Observer
+from ddp_trainer.rank.observe_transformers import Observer, scalars
 
 
 def with_report(observer: Observer) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

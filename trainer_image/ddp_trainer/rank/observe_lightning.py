@@ -7,12 +7,11 @@ Lightning: external callbacks"); ours is added to them. Steps, loss and samples 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from numbers import Real
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ddp_trainer.rank.observe_transformers import Observer
+from ddp_trainer.rank.observe_transformers import Observer, scalars
 
 MODULES = (
     "lightning.pytorch.trainer.connectors.callback_connector",
@@ -68,12 +67,3 @@ def _total_steps(trainer: Any) -> int | None:
         if not done * steps <= trainer.global_step <= (done + 1) * steps:
             total = trainer.global_step + (epochs - done) * steps
     return int(total)
-
-
-def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of `values` that are one number."""
-    return {
-        name: float(value)
-        for name, value in values.items()
-        if (isinstance(value, Real) and not isinstance(value, bool)) or getattr(value, "numel", lambda: 0)() == 1
-    }

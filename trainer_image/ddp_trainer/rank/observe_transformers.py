@@ -38,16 +38,14 @@ def report_to(observer: Observer) -> None:
             observer.epoch = int(state.epoch or 0)
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            loss = (kwargs.get("logs") or {}).get("loss")
-            if loss is not None:
-                observer.loss = float(loss)
+            # a Trainer of the script's own may log anything by this name
+            observer.loss = scalars(kwargs.get("logs") or {}).get("loss", observer.loss)
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             observer.validates()
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            metrics = kwargs.get("metrics") or {}
-            values = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+            values = scalars(kwargs.get("metrics") or {})
             observer.measured({name: value for name, value in values.items() if name != "epoch"})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -55,3 +53,12 @@ def report_to(observer: Observer) -> None:
 
     callbacks: list[Any] = DEFAULT_CALLBACKS
     callbacks.append(Report)
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those of `values` that are one number."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if (isinstance(value, Real) and not isinstance(value, bool)) or getattr(value, "numel", lambda: 0)() == 1
+    }
