@@ -1,12 +1,13 @@
 """Kueue's controller of plain pod groups, as far as their pods can tell: who is admitted, held and let go.
 
 After pkg/controller/jobs/pod of kubernetes-sigs/kueue: `Finished`, `FindMatchingWorkloads` and `partitionPods`. A pod
-that is being deleted ends at once, as its kubelet or the pod garbage collector would have it end.
+that is being deleted ends a little later, as its kubelet or the pod garbage collector would have it end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,8 @@ from ddpjob_operator.runtime.errors import ApiError
 
 FINALIZER = "kueue.x-k8s.io/managed"
 LOOK_SECONDS = 0.1
+LINGER_SECONDS = 1.0
+"""From the deletion of a pod to its end."""
 
 
 class PodGroups:
@@ -32,7 +35,10 @@ class PodGroups:
         self.finished: set[str] = set()
         self.admitted: set[str] = set()
         """UIDs of the pods that may be scheduled. Servers before 1.26 know no gates."""
+        self.excess: list[str] = []
+        """Pods that were deleted, since their group had as many as it wants."""
         self._known: set[str] = set()
+        self._deleted: dict[str, float] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -68,11 +74,13 @@ class PodGroups:
                 await self._patch(pod, {"metadata": {"finalizers": [*finalizers(pod), FINALIZER]}})
                 return
             if "deletionTimestamp" in pod["metadata"] and not has_ended(pod):
-                await self._patch(pod, {"status": {"phase": "Failed"}}, "/status")
-                return
+                since = self._deleted.setdefault(pod["metadata"]["uid"], time.monotonic())
+                if time.monotonic() - since >= LINGER_SECONDS:
+                    await self._patch(pod, {"status": {"phase": "Failed"}}, "/status")
+                    return
         count = int(pods[0]["metadata"]["annotations"][KUEUE_COUNT])
-        inactive = [pod for pod in pods if pod["status"]["phase"] == "Failed"]
-        active = [pod for pod in pods if pod not in inactive]
+        inactive = [pod for pod in pods if not is_runnable(pod)]
+        active = [pod for pod in pods if is_runnable(pod)]
         if group not in self.open | self.finished:
             if len(active) < count:
                 for pod in inactive:
@@ -85,11 +93,20 @@ class PodGroups:
         replaced = len(pods) if group in self.finished else max(0, len(pods) - count)
         for pod in sorted(pods if group in self.finished else inactive, key=created)[:replaced]:
             await self._let_go(pod)
+        if group in self.open and len(active) > count:
+            for pod in sorted(active, key=self._is_waiting_or_new)[count:]:
+                self.excess.append(pod["metadata"]["name"])
+                await self._let_go(pod)
+                await self.cluster.reap(pod["metadata"]["name"])
+            return
         for pod in active if group in self.open else ():
             if pod["metadata"]["uid"] not in self.admitted:
                 self.admitted.add(pod["metadata"]["uid"])
                 gates = [gate for gate in pod["spec"].get("schedulingGates", ()) if gate["name"] != KUEUE_GATE]
                 await self._patch(pod, {"spec": {"schedulingGates": gates}})
+
+    def _is_waiting_or_new(self, pod: Object) -> tuple[bool, tuple[str, str]]:
+        return pod["metadata"]["uid"] not in self.admitted, created(pod)
 
     async def _let_go(self, pod: Object) -> None:
         if FINALIZER in finalizers(pod):
@@ -118,6 +135,12 @@ def created(pod: Object) -> tuple[str, str]:
 
 def has_ended(pod: Object) -> bool:
     return pod["status"]["phase"] in ("Failed", "Succeeded")
+
+
+def is_runnable(pod: Object) -> bool:
+    """`isPodRunnableOrSucceeded`; here a pod has a node when it runs."""
+    waits = pod["status"]["phase"] == "Pending"
+    return pod["status"]["phase"] != "Failed" and not (waits and "deletionTimestamp" in pod["metadata"])
 
 
 def is_finished(pods: list[Object], count: int) -> bool:

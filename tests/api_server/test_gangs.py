@@ -126,6 +126,31 @@ async def test_a_gang_that_is_over_gives_its_quota_back_and_another_is_admitted(
         await admitted("digits-0-0", "digits-0-1", number=8 + len(new))
 
 
+async def test_a_new_pod_joins_the_group_of_the_others_when_the_one_that_was_deleted_has_ended(
+    cluster: Cluster, operator: Operator
+) -> None:
+    queue = {"scheduling": {"gang": "Kueue", "queue": "research"}, "podTemplate": TEMPLATE}
+    restart = {"scope": "InPlace", "backoff": {"initialSeconds": 0}}
+    async with PodGroups(cluster) as groups:
+        await cluster.apply_job(nodes=3, restart=restart, **queue)
+        first = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.gang_exists(nodes=3)}
+
+        async def admitted(*names: str) -> bool:
+            there = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await cluster.pods()}
+            return set(there) == set(names) and set(there.values()) <= groups.admitted
+
+        await eventually_async(lambda: admitted(*first), "all three are admitted")
+        await cluster.runs(*first)
+        await cluster.phase_is("Running")
+        await cluster.client.delete(f"{paths.pods(cluster.namespace)}/digits-0-1", "pods")
+        after = ("digits-0-0", "digits-0-2", "digits-1-1")
+        await eventually_async(lambda: admitted(*after), "the new one is admitted beside those that stay")
+        assert len(groups.open) == 1
+        assert groups.excess == []
+        await cluster.runs("digits-1-1")
+        await cluster.phase_is("Running")
+
+
 @pytest.mark.fault(27)
 async def test_a_gang_that_gets_only_some_of_its_nodes_in_time_gives_them_back(
     cluster: Cluster, operator: Operator

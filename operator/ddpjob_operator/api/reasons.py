@@ -73,6 +73,12 @@ STATES = (
         "A pod finds no node, and one that it keeps away from may be used again: it has not failed the job for a day, "
         "or confirms deletions again.",
     ),
+    Reason(
+        "QueueGroupClosed",
+        "Restarting=True",
+        "Kueue admits no pod that the attempt lacks: its group was finished before all pods were there, or a pod of a "
+        "lost node has the place. All pods are replaced, in a group of their own. This does not count.",
+    ),
     Reason("Resumed", "Restarting=True, Suspended=False", "The suspension is over."),
     Reason("Suspending", "Suspended=False", "Pods are saving a snapshot and terminating."),
     Reason("Suspended", "Suspended=True", "The job is suspended.", "Set spec.suspend to false to resume it."),

@@ -13,6 +13,7 @@ from pydantic_core.core_schema import CoreSchema, any_schema, list_schema, typed
 from ddpjob_operator.core.values.names import (
     FINALIZER,
     INITIALIZER,
+    KUEUE_DOMAIN,
     KUEUE_GROUP,
     LABEL_ATTEMPT,
     LABEL_LAST_INITIALIZER,
@@ -89,6 +90,7 @@ def parse_pod(obj: Object) -> PodView:
         ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         nodes=_number(labels.get(LABEL_NODES)),
         queue_group=str(labels.get(KUEUE_GROUP) or ""),
+        let_go=_let_go(metadata, conditions),
         sync=str(labels.get(LABEL_SYNC) or ""),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
         not_ready_since=_not_ready_since(status, conditions),
@@ -107,6 +109,16 @@ def parse_pod(obj: Object) -> PodView:
         init_failure=_init_failure(status),
         exited=_all_exited(status),
     )
+
+
+def _let_go(metadata: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    """Kueue's webhook gives each pod the label and the finalizer as it is created. Kueue takes the finalizer away when
+    the pod's group is over.
+    """
+    managed = (metadata.get("labels") or {}).get(f"{KUEUE_DOMAIN}/managed") == "true"
+    gated = conditions.get("PodScheduled", {}).get("reason") == "SchedulingGated"
+    held = f"{KUEUE_DOMAIN}/managed" in (metadata.get("finalizers") or ())
+    return managed and gated and not held and "deletionTimestamp" not in metadata
 
 
 def is_held(obj: Object) -> bool:

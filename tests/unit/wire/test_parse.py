@@ -207,6 +207,34 @@ def test_a_pod_whose_labels_the_operator_could_not_have_written_is_of_no_attempt
     assert (view.attempt, view.node_rank) == (NO_ATTEMPT, None)
 
 
+HELD = {
+    "labels": {"kueue.x-k8s.io/managed": "true", "kueue.x-k8s.io/pod-group-name": "digits-36f16e3d-0"},
+    "finalizers": ["training.ddpjob.io/job-tracking", "kueue.x-k8s.io/managed"],
+}
+OURS_ALONE = {"finalizers": ["training.ddpjob.io/job-tracking"]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "waits_for", "let_go"),
+    [
+        pytest.param(HELD, "SchedulingGated", False, id="it waits in the queue"),
+        pytest.param(HELD | OURS_ALONE, "SchedulingGated", True, id="its group is finished"),
+        pytest.param(HELD | OURS_ALONE, "Unschedulable", False, id="admitted once"),
+        pytest.param(HELD | OURS_ALONE | {"deletionTimestamp": "2026-01-02T03:04:05Z"}, "SchedulingGated", False,
+                     id="one more than the group wants"),
+        pytest.param({"labels": {}} | OURS_ALONE, "SchedulingGated", False, id="another holds it back"),
+        pytest.param({}, "SchedulingGated", False, id="it says nothing of itself"),
+    ],
+)  # fmt: skip
+def test_a_pod_that_kueue_watches_no_more_and_has_not_admitted_is_let_go(
+    metadata: dict[str, Any], waits_for: str, let_go: bool
+) -> None:
+    waiting = {"type": "PodScheduled", "status": "False", "reason": waits_for}
+    pod = parse_pod({"metadata": {"name": "digits-0-0"} | metadata, "status": {"conditions": [waiting]}})
+    assert pod.let_go is let_go
+    assert pod.queue_group == (metadata.get("labels") or {}).get("kueue.x-k8s.io/pod-group-name", "")
+
+
 def test_a_fresh_pod_is_pending() -> None:
     view = parse_pod(pod())
     assert view is not None

@@ -16,7 +16,8 @@ from datetime import timedelta
 from typing import Final
 
 from ddpjob_operator.core.failure.node_lost import is_lost, patience
-from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept, in_queue_group, members, starting_since
+from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept, members, starting_since
+from ddpjob_operator.core.gang.queue_group import takes_others
 from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.values.actions import SyncPod, soonest
@@ -48,8 +49,8 @@ def kept_pods(look: Look, size: int) -> dict[str, int]:
         return not is_lost(pod, allowed, look.now) and pod.node_name not in look.status.excluded_nodes
 
     survivors = [pod for pod in look.gang if can_be_kept(pod) and may_stay(pod)]
-    if look.job.spec.scheduling.gang == "Kueue" and not any(in_queue_group(pod) for pod in survivors):
-        return {}  # spares are of no group, and fewer pods than a group wants would wait for ever
+    if look.job.spec.scheduling.gang == "Kueue" and not takes_others(look, survivors):
+        return {}
     spares = [pod for pod in ready_spares(look) if may_stay(pod)]
     ranked = assign(survivors, spares, size)
     return ranked | {pod.name: STAYS_SPARE for pod in spares if pod.name not in ranked}

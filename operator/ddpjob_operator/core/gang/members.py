@@ -13,6 +13,7 @@ from ddpjob_operator.core.failure.detect import has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import NODES_KEPT, unwelcome
 from ddpjob_operator.core.failure.node_lost import force_deletions, gone_nodes
 from ddpjob_operator.core.gang.creation import until_creatable
+from ddpjob_operator.core.gang.queue_group import group_of, room
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.placement import preferring_others
 from ddpjob_operator.core.manifests.pod_environment import Place
@@ -103,11 +104,6 @@ def can_be_kept(pod: PodView) -> bool:
     return not pod.deleting and (pod.running or (pod.phase is PodPhase.PENDING and pod.scheduled))
 
 
-def in_queue_group(pod: PodView) -> bool:
-    """Whether a pod keeps its group of Kueue's open to others: Kueue finishes a group of which no pod runs."""
-    return bool(pod.queue_group) and not pod.ended and not pod.deleting
-
-
 def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a pod of an older attempt takes part in the current one."""
     return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
@@ -174,14 +170,16 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
         actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
     present = {pod.node_rank for pod in members(look)} | done_and_gone(look)
     kept = {status.internal.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
-    queue_group = next((pod.queue_group for pod in (*members(look), *kept.values()) if in_queue_group(pod)), "")
+    group = group_of(look, (*members(look), *kept.values()))
+    left = room(look, group) if group else size
     for node_rank in range(size):
         if node_rank in present:
             continue
         if (pod := kept.get(node_rank)) is not None:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
-        elif not until_creatable(look, name := pod_name(look.job.name, attempt, node_rank)):
-            place = Place(attempt, node_rank, service, name, queue_group=queue_group)
+        elif left > 0 and not until_creatable(look, name := pod_name(look.job.name, attempt, node_rank)):
+            left -= 1
+            place = Place(attempt, node_rank, service, name, queue_group=group)
             actions.append(create_pod_action(look, admitted, place))
     return tuple(actions)
 

@@ -15,9 +15,11 @@ from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
     avoiding_gone_nodes,
+    can_be_kept,
     discard,
     ends_of_waits,
     fill_gang,
+    is_incomplete,
     left_over,
     members,
     until_filled,
@@ -29,6 +31,7 @@ from ddpjob_operator.core.gang.problems import (
     warnings_to_read,
     with_problems,
 )
+from ddpjob_operator.core.gang.queue_group import takes_others
 from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, wanted
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -43,6 +46,7 @@ from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
 NODES_FORGIVEN = "NodesForgiven"
+QUEUE_GROUP_CLOSED = "QueueGroupClosed"
 
 
 def plan_starting(look: Look) -> Plan:
@@ -51,7 +55,22 @@ def plan_starting(look: Look) -> Plan:
     if fetching is not None:
         return fetching
     edited = restart_of_edited(look, _backoff_left(look))
-    return edited or plan_restart(look) or _with_forgiven_nodes(look) or complete_gang(look)
+    return edited or plan_restart(look) or _in_new_group(look) or _with_forgiven_nodes(look) or complete_gang(look)
+
+
+def _in_new_group(look: Look) -> Plan | None:
+    """Begin again where Kueue will not admit what this attempt lacks. Nothing failed, so it costs no budget."""
+    if look.job.spec.scheduling.gang != "Kueue":
+        return None
+    pods, reused = members(look), look.status.internal.kept_pods
+    kept = [pod for pod in look.observed.pods if pod.name in reused and can_be_kept(pod)]
+    if any(pod.let_go for pod in pods):
+        why = "Kueue has finished the group of pods that wait for admission"
+    elif reused and is_incomplete(look) and not takes_others(look, kept):
+        why = "Kueue admits no other pods to the group of those that are reused"
+    else:
+        return None
+    return next_attempt(look, Cause(QUEUE_GROUP_CLOSED, why, _backoff_left(look)))
 
 
 def _with_forgiven_nodes(look: Look) -> Plan | None:

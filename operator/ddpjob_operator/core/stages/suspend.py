@@ -76,7 +76,7 @@ def _suspended(look: Look) -> Plan:
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
-    if stuck := ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods if not pod.ended):
+    if stuck := ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
     return Plan(transitions.suspend(look, message).status, events=(Event("Normal", "Suspended", message),))
 

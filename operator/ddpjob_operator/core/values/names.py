@@ -30,7 +30,8 @@ FINALIZER = f"{DOMAIN}/job-tracking"
 SPARE = "none"
 """The node rank of a pod that waits for one."""
 
-KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+KUEUE_DOMAIN = "kueue.x-k8s.io"
+KUEUE_GROUP = f"{KUEUE_DOMAIN}/pod-group-name"
 
 LABEL_ROLE = f"{DOMAIN}/role"
 INITIALIZER = "initializer"

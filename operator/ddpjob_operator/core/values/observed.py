@@ -69,6 +69,8 @@ class PodView:
     """Size of the gang by the pod's labels."""
     queue_group: str = ""
     """The group of Kueue's that it is a member of."""
+    let_go: bool = False
+    """Whether Kueue still holds it back, and watches it no more: its group is finished."""
     sync: str = ""
     """Value of the label that `SyncPod` changes."""
     scheduled: bool = False

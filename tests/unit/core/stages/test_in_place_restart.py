@@ -10,6 +10,7 @@ from builders import (
     DEFAULTS,
     NOW,
     UID,
+    ended,
     failed,
     heard,
     in_phase,
@@ -119,6 +120,61 @@ def test_a_group_of_kueue_of_which_no_pod_runs_is_finished_so_the_next_attempt_i
     decided = look(queued(spares=1), seen(*one_runs, warm))
     assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}
     assert groups(decided) == {"digits-1-2": "theirs"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"not_ready_since": later(-60)}, id="its node is lost"),
+        pytest.param({"deleting": True, "gone_by": later(-60)}, id="its node does not confirm its deletion"),
+        pytest.param({"phase": "Succeeded", "termination": ended(0)}, id="it succeeded"),
+    ],
+)
+def test_a_pod_that_will_not_fail_keeps_its_place_in_the_group_so_that_nothing_is_reused(other: dict[str, Any]) -> None:
+    pods = [make_pod(0), make_pod(1, **{"scheduled": True} | other), failed(2, 137)]
+    pods = [replace(pod, queue_group="theirs") for pod in pods]
+    assert look(queued(), seen(*pods)).status.internal.kept_pods == {}
+
+
+def test_a_new_pod_joins_the_group_when_the_one_that_it_replaces_has_failed() -> None:
+    """Kueue would delete it, as one more than the group wants. A kubelet says that a container has ended before it says
+    that the pod has failed.
+    """
+    exited = make_pod(1, exited=True, termination=ended(137), queue_group="theirs")
+    pods = [make_pod(0, queue_group="theirs"), exited, make_pod(2, queue_group="theirs")]
+    first = look(queued(), seen(*pods))
+    assert first.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-2": 2}
+    assert groups(first) == {}
+    job = replace(queued(), status=first.status)
+    after = [assigned(0, queue_group="theirs"), replace(exited, deleting=True), assigned(2, queue_group="theirs")]
+    assert groups(look(job, seen(*after, attempt=1))) == {}
+    after[1] = replace(after[1], phase=PodPhase.FAILED)
+    assert groups(look(job, seen(*after, attempt=1))) == {"digits-1-1": "theirs"}
+
+
+def test_a_group_that_is_finished_before_the_new_pod_is_there_is_left_for_another_without_counting() -> None:
+    pods = [make_pod(0, queue_group="theirs"), *(failed(rank, 137, queue_group="theirs") for rank in (1, 2))]
+    first = look(queued(), seen(*pods))
+    assert first.status.internal.kept_pods == {"digits-0-0": 0}
+    dead = failed(0, 137, "WorkerException", ago=1, queue_group="theirs")
+    said = make_report("WorkerException", attempt=0)
+    dead = replace(dead, termination=ended(1, said, ago=1))
+    decided = look(replace(queued(), status=first.status), seen(dead, *pods[1:], attempt=0), 1)
+    assert (decided.status.attempt, decided.status.restarts) == (2, first.status.restarts)
+    assert set(groups(decided).values()) == {queue_group_name("digits", UID, 2)}
+    assert len(groups(decided)) == 3
+    assert "QueueGroupClosed" in {item.reason for item in decided.status.conditions}
+
+
+@pytest.mark.parametrize("scope", ["InPlace", "Gang"])
+def test_pods_that_kueue_lets_go_and_never_admits_are_made_anew_in_another_group(scope: str) -> None:
+    status = in_phase(Phase.STARTING, nodes=3, spec_digests=digests(make_job(**SPEC | KUEUE), DEFAULTS), restarts=0)
+    job = in_place(status, **KUEUE, restart={"scope": scope})
+    waiting = [make_pod(rank, "Pending", queue_group="theirs") for rank in range(3)]
+    assert look(job, seen(*waiting)).status.attempt == 0
+    decided = look(job, seen(*(replace(pod, let_go=True) for pod in waiting)))
+    assert (decided.status.attempt, decided.status.restarts) == (1, 0)
+    assert set(groups(decided).values()) == {queue_group_name("digits", UID, 1)}
 
 
 def test_a_pod_that_is_gone_is_replaced_and_the_others_live_on() -> None:
