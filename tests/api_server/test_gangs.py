@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.api_server.harness import Cluster, Operator
+from tests.api_server.history import recorded
 from tests.api_server.kueue import PodGroups
 from tests.api_server.server import ApiServer, install_crd, remove_crd
 from tests.api_server.test_refusals import degraded
@@ -65,17 +66,60 @@ async def test_a_gang_has_its_group_before_its_pods_and_pays_one_call_for_it(
     job = await cluster.apply_job(nodes=3, scheduling={"gang": gang}, podTemplate=TEMPLATE)
     pods = await cluster.gang_exists(nodes=3)
     collection, resource = paths.children(VERSIONS[gang], "PodGroup", cluster.namespace)
-    group = await cluster.client.get(f"{collection}/digits", resource)
+    (group,), _ = await cluster.client.list(collection, resource)
     assert group["spec"]["minMember"] == 3
     assert [owner["uid"] for owner in group["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
     oldest = min(int(pod["metadata"]["resourceVersion"]) for pod in pods)
     assert int(group["metadata"]["resourceVersion"]) < oldest
     for pod in pods:
-        reported = (pod["metadata"]["labels"] | pod["metadata"].get("annotations", {})).items()
-        assert any(name.endswith(("/pod-group", "/group-name")) and value == "digits" for name, value in reported)
+        given = pod["metadata"]["labels"] | pod["metadata"].get("annotations", {})
+        theirs = {value for name, value in given.items() if name.endswith(("/pod-group", "/group-name"))}
+        assert theirs == {group["metadata"]["name"]}
     cost = [(entry.verb, entry.resource) for entry in await cluster.cost()]
     assert cost.count(("create", "podgroups")) == 1
     assert ("get", "podgroups") not in cost
+
+
+@pytest.mark.parametrize("gang", VERSIONS)
+async def test_a_gang_that_is_over_leaves_no_group_behind_and_the_next_has_its_own(
+    schedulers: None, cluster: Cluster, operator: Operator, gang: str
+) -> None:
+    collection, resource = paths.children(VERSIONS[gang], "PodGroup", cluster.namespace)
+
+    async def groups(*attempts: int) -> None:
+        """Wait until there are the groups of these attempts and no others."""
+
+        async def so() -> bool:
+            found, _ = await cluster.client.list(collection, resource)
+            return sorted(item["metadata"]["name"].rpartition("-")[2] for item in found) == [str(n) for n in attempts]
+
+        await eventually_async(so, f"there are the groups of {attempts}")
+
+    async with recorded(cluster) as history:
+        restart = {"backoff": {"initialSeconds": 0}}
+        await cluster.apply_job(scheduling={"gang": gang}, podTemplate=TEMPLATE, restart=restart)
+        pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists()]
+        await cluster.runs(*pods)
+        await cluster.phase_is("Running")
+        await cluster.ends(pods[1], code=1, message=KILLED)
+        pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt=1)]
+        await groups(1)
+        await cluster.runs(*pods)
+        await cluster.phase_is("Running")
+        await cluster.edit_job(suspend=True)
+        await cluster.phase_is("Suspended")
+        await groups()
+        await cluster.edit_job(suspend=False)
+        pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(attempt=2)]
+        await groups(2)
+        await cluster.runs(*pods)
+        await cluster.phase_is("Running")
+        await cluster.ends(pods[0], code=64, message={"version": 1, "outcome": "Failed", "reason": "UserError"})
+        await cluster.phase_is("Failed")
+        await groups()
+    assert history.broken_rules() == []
+    events, _ = await cluster.client.list(f"/api/v1/namespaces/{cluster.namespace}/events", "events")
+    assert "ChildRestored" not in {event["reason"] for event in events}
 
 
 async def test_a_queue_gets_pods_that_say_how_many_they_are(cluster: Cluster, operator: Operator) -> None:

@@ -17,6 +17,8 @@ SELDOM_USED = {
     "get podgroups.scheduling.volcano.sh": "the same",
     "watch podgroups.scheduling.x-k8s.io": "where they are installed",
     "watch podgroups.scheduling.volcano.sh": "the same",
+    "delete podgroups.scheduling.x-k8s.io": "of an attempt that is over, where they are installed",
+    "delete podgroups.scheduling.volcano.sh": "the same",
     "create leases.coordination.k8s.io": "once per cluster: it outlives the release",
     "list events": "of a pod that does not start and does not say why",
     "patch events": "an event that repeats is counted up instead of made again",

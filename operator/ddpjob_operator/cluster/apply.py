@@ -17,7 +17,7 @@ from typing import assert_never
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_warnings
 from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
-from ddpjob_operator.cluster.children import CLAIM, SERVICE, Kind
+from ddpjob_operator.cluster.children import CLAIM, POD_GROUP, SERVICE, Child, Kind
 from ddpjob_operator.cluster.rejections import (
     Rejected,
     changed_labels,
@@ -40,6 +40,7 @@ from ddpjob_operator.core.values.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     Event,
     PointService,
     ReadLog,
@@ -156,6 +157,8 @@ class Applier:
                 await self._label_pod(job, action, {LABEL_SYNC: sync})
             case CreateChild():
                 await self._create_child(job, action)
+            case DeletePodGroup():
+                await self._delete_pod_group(job, action)
             case ReadLog():
                 await self._read_log(job, action)
             case ReadWarnings():
@@ -371,6 +374,17 @@ class Applier:
             self.cache.put_pod(child)
         else:
             self.cache.put_child(_owner(job), Kind(version, kind), child)
+
+    async def _delete_pod_group(self, job: Job, action: DeletePodGroup) -> None:
+        collection, resource = paths.children(action.api_version, POD_GROUP, job.namespace)
+        try:
+            await self.client.delete(f"{collection}/{action.name}", resource)
+        except ApiError as error:
+            if error.status == 403:  # roles of one's own; it goes with the job, and must not hold that up
+                logger.warning("PodGroup %s/%s stays until its job is deleted: %s", job.namespace, action.name, error)
+            elif not error.not_found:
+                raise
+        self.cache.forget_child(_owner(job), Child(Kind(action.api_version, POD_GROUP), action.name))
 
     def _report_restored(self, lost: bool, job: Job, kind: Kind, name: str) -> None:
         if not lost:

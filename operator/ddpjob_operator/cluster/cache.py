@@ -145,6 +145,7 @@ class Cache:
             pvc_exists=known.children.has(CLAIM),
             report=known.report,
             children=known.children.names,
+            pod_groups=known.children.pod_groups,
             logs=dict(known.logs),
             warnings=dict(known.warnings),
             initializer=max(initializers, key=lambda view: view.number, default=None),
@@ -329,6 +330,10 @@ class Cache:
         """Take in that a job's Service, claim, NetworkPolicy or PodGroup exists."""
         if obj["metadata"]["uid"] not in self._gone:
             self._of(owner).children.put(Child(kind, obj["metadata"]["name"]), obj)
+
+    def forget_child(self, owner: Owner, child: Child) -> None:
+        """Take in that one was deleted on purpose."""
+        self._of(owner).children.forget(child)
 
     def drop_child(self, kind: Kind, obj: Json) -> Key | None:
         """Take in that one is gone; the key of its job, if that was news."""

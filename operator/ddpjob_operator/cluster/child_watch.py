@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Json, Key
-from ddpjob_operator.cluster.children import KINDS, SERVICE, Kind
+from ddpjob_operator.cluster.children import KINDS, POD_GROUP, SERVICE, Kind
 from ddpjob_operator.cluster.resync import OUR_PODS as OURS
 from ddpjob_operator.cluster.resync import explain
 from ddpjob_operator.runtime.client import METADATA, METADATA_LIST, PAGE, Client
@@ -124,7 +124,8 @@ class ChildWatch:
             return
         key, owner = found
         job = self.cache.job(key)
-        if job is not None and (job.get("status") or {}).get("phase") not in OVER:  # nothing is created for it again
+        is_over = job is not None and (job.get("status") or {}).get("phase") in OVER
+        if job is not None and (not is_over or kind.name == POD_GROUP):  # else nothing is created for it again
             self.cache.put_child(owner, kind, obj)
 
     def _know_nothing(self, kind: Kind, namespace: str | None, error: ApiError, before: str) -> str:

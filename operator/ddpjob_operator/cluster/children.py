@@ -19,7 +19,8 @@ class Kind(NamedTuple):
 SERVICE = Kind("v1", "Service")
 CLAIM = Kind("v1", "PersistentVolumeClaim")
 POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy")
-KINDS = (SERVICE, CLAIM, POLICY, Kind(COSCHEDULING, "PodGroup"), Kind(VOLCANO, "PodGroup"))
+POD_GROUP = "PodGroup"
+KINDS = (SERVICE, CLAIM, POLICY, Kind(COSCHEDULING, POD_GROUP), Kind(VOLCANO, POD_GROUP))
 
 
 class Child(NamedTuple):
@@ -63,6 +64,16 @@ class Children:
 
     def has(self, kind: Kind) -> bool:
         return any(child.kind == kind for child in self.versions)
+
+    def forget(self, child: Child) -> None:
+        """Take in that it was deleted on purpose."""
+        self.versions.pop(child, None)
+
+    @property
+    def pod_groups(self) -> frozenset[tuple[str, str]]:
+        """API version and name of each."""
+        found = (child for child in self.versions if child.kind.name == POD_GROUP)
+        return frozenset((child.kind.api_version, child.name) for child in found)
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:

@@ -20,6 +20,7 @@ from ddpjob_operator.core.values.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     PointService,
     ReadLog,
     ReadWarnings,
@@ -50,6 +51,7 @@ class Children:
         self._claim_exists = False
         self._initializer: LocalInitializer | None = None
         self._others: set[tuple[str, str]] = set()
+        self._groups: set[tuple[str, str]] = set()
         self._logs: dict[str, str] = {}
         self._ports: set[int] = set()
         self._rendezvous: dict[int, int] = {}
@@ -74,6 +76,7 @@ class Children:
             pvc_exists=self._claim_exists,
             report=first.report if first else None,
             children=frozenset(self._others),
+            pod_groups=frozenset(self._groups),
             logs=dict(self._logs),
             initializer=self._initializer.view() if self._initializer else None,
         )
@@ -120,7 +123,12 @@ class Children:
                 return self._initialize(manifest)
             case CreateChild(manifest):
                 # no network policy is enforced here and no gang is admitted; to record the request is enough
-                self._others.add((manifest["kind"], manifest["metadata"]["name"]))
+                name = manifest["metadata"]["name"]
+                self._others.add((manifest["kind"], name))
+                if manifest["kind"] == "PodGroup":
+                    self._groups.add((manifest["apiVersion"], name))
+            case DeletePodGroup(api_version, name):
+                self._groups.discard((api_version, name))
             case SyncPod():
                 return False  # its files are written at once
             case ReleasePod():

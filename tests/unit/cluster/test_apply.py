@@ -16,6 +16,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
 from ddpjob_operator.cluster.cache import Cache, Owner
+from ddpjob_operator.cluster.children import Kind
 from ddpjob_operator.core.values.actions import (
     Action,
     CreateChild,
@@ -23,6 +24,7 @@ from ddpjob_operator.core.values.actions import (
     CreatePVC,
     CreateService,
     DeletePod,
+    DeletePodGroup,
     PointService,
     ReadLog,
     ReadWarnings,
@@ -112,6 +114,24 @@ async def test_a_node_that_does_not_answer_holds_up_a_restart_for_a_moment_only(
 )
 def test_a_kind_has_its_place_in_the_api(version: str, kind: str, path: str) -> None:
     assert paths.children(version, kind, "ns") == (path, path.rpartition("/")[2])
+
+
+@pytest.mark.parametrize(
+    "answer", [ok({"kind": "Status"}), status(404, "NotFound"), status(403, "Forbidden")], ids=["gone", "was", "roles"]
+)
+async def test_a_group_that_is_deleted_on_purpose_is_known_no_more_and_not_missed(
+    server: Server, client: Client, answer: Answer
+) -> None:
+    """Also where roles of one's own forbid it: it would be asked for again and again."""
+    cache, owner = Cache(), Owner("ns", "job-1")
+    kind = Kind("scheduling.volcano.sh/v1beta1", "PodGroup")
+    cache.put_child(owner, kind, {"metadata": {"name": "digits-0", "uid": "group-1", "resourceVersion": "7"}})
+    assert cache.observed(owner).pod_groups == {("scheduling.volcano.sh/v1beta1", "digits-0")}
+    server.answers = [answer]
+    assert await Applier(client, cache).carry_out(JOB, [DeletePodGroup(kind.api_version, "digits-0")]) is None
+    assert [(asked.method, asked.path.rpartition("/")[2]) for asked in server.asked] == [("DELETE", "digits-0")]
+    assert cache.observed(owner).pod_groups == frozenset()
+    assert not cache.is_lost(owner, kind, "digits-0")
 
 
 async def test_the_warnings_of_one_pod_are_read_and_what_cannot_be_read_is_not_asked_again_at_once(

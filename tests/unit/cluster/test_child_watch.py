@@ -11,7 +11,7 @@ from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.child_watch import ChildWatch
-from ddpjob_operator.cluster.children import POLICY
+from ddpjob_operator.cluster.children import POLICY, Kind
 from ddpjob_operator.runtime.client import WATCH_SECONDS, Page
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -101,3 +101,13 @@ def test_why_a_kind_is_not_watched_is_logged_once(caplog: pytest.LogCaptureFixtu
     assert server.lists in (4, 5)
     said = [record.getMessage() for record in caplog.records if "NetworkPolicy" in record.getMessage()]
     assert len(said) == 1, said
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"), [(POLICY, False), (Kind("scheduling.volcano.sh/v1beta1", "PodGroup"), True)]
+)
+def test_of_a_job_that_is_over_only_its_groups_are_known_which_are_to_go(kind: Kind, known: bool) -> None:
+    cache = Cache()
+    cache.put_job(JOB | {"status": {"phase": "Failed"}})
+    ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)._put(kind, policy(5))  # type: ignore[arg-type]
+    assert bool(cache.observed(OWNER).children) is known

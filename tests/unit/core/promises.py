@@ -10,8 +10,9 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.ledger.usage import HELD, usage_between
 from ddpjob_operator.core.stages.suspend import is_suspending
-from ddpjob_operator.core.values.actions import AssignPod, CreateChild, CreatePod, DeletePod
+from ddpjob_operator.core.values.actions import AssignPod, CreateChild, CreatePod, DeletePod, DeletePodGroup
 from ddpjob_operator.core.values.changes import with_generation
+from ddpjob_operator.core.values.names import LABEL_GROUP
 
 
 def check_history(cluster: Cluster) -> None:
@@ -200,11 +201,20 @@ def _tries(status: DDPJobStatus) -> int:
 
 
 def check_group_comes_first(cluster: Cluster) -> None:
-    """Pods of a gang that is admitted as a whole are made when their group is there."""
-    there = cluster.job.spec.scheduling.gang not in ("Coscheduling", "Volcano")
+    """Pods of a gang that is admitted as a whole are made when their group is there, and it is gone after the job."""
+    if cluster.job.spec.scheduling.gang not in ("Coscheduling", "Volcano"):
+        return
+    there = set[str]()
     for entry in cluster.history:
-        there = there or (isinstance(entry, CreateChild) and entry.manifest["kind"] == "PodGroup")
-        assert there or not isinstance(entry, CreatePod), "a pod was created before its group"
+        match entry:
+            case CreateChild(manifest) if manifest["kind"] == "PodGroup":
+                there.add(manifest["metadata"]["name"])
+            case DeletePodGroup(name=name):
+                there.discard(name)
+            case CreatePod(manifest=manifest):
+                assert manifest["metadata"]["labels"][LABEL_GROUP] in there, "a pod was created before its group"
+    if cluster.job.status.is_final and all(pod.ended for pod in cluster.pods.values()):
+        assert cluster.pod_groups == set(), "what it asks for stays reserved"
 
 
 def check_logs_are_kept(cluster: Cluster) -> None:

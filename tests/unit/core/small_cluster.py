@@ -29,11 +29,13 @@ from ddpjob_operator.core.values.actions import (
     CreateService,
     DeleteJob,
     DeletePod,
+    DeletePodGroup,
     PointService,
     ReleasePod,
     SyncPod,
 )
 from ddpjob_operator.core.values.job import Job, Problem
+from ddpjob_operator.core.values.names import LABEL_GROUP
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView, ServiceView, Termination
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 
@@ -90,6 +92,7 @@ class Cluster:
     fetchers: dict[str, InitializerView] = field(default_factory=dict)
     """The pods that put data on the volume."""
     children: set[tuple[str, str]] = field(default_factory=set)
+    pod_groups: set[tuple[str, str]] = field(default_factory=set)
     kubelet_lags: bool = False
     """Whether kubelets report a pod's exit before its phase, as they do since Kubernetes 1.27."""
     logs_lost: list[str] = field(default_factory=list)
@@ -167,8 +170,12 @@ class Cluster:
                 number = int(metadata["labels"]["training.ddpjob.io/attempt"])
                 fetcher = InitializerView(metadata["name"], f"uid-{next(self._uids)}", PodPhase.PENDING, number)
                 self.fetchers.setdefault(metadata["name"], fetcher)
+            case CreateChild(manifest) if manifest["kind"] == "PodGroup":
+                self.pod_groups.add((manifest["apiVersion"], manifest["metadata"]["name"]))
             case CreateChild(manifest):
                 self.children.add((manifest["kind"], manifest["metadata"]["name"]))
+            case DeletePodGroup(version, name):
+                self.pod_groups.discard((version, name))
             case DeleteJob() if self.job.deleting:
                 pass  # whose answer was lost
             case DeleteJob():
@@ -179,7 +186,8 @@ class Cluster:
 
     def lacks(self) -> list[str]:
         """What the job is to have besides its pods, and has not."""
-        group = self.job.spec.scheduling.gang == "Volcano" and ("PodGroup", "digits") not in self.children
+        groups = {pod.group for pod in self.pods.values() if pod.attempt == self.job.status.attempt}
+        group = self.job.spec.scheduling.gang == "Volcano" and {name for _, name in self.pod_groups} != groups
         return [*["Service"] * (self.service is None), *["claim"] * (not self.claim), *["PodGroup"] * group]
 
     def fetch(self, exit_code: int) -> None:
@@ -226,6 +234,7 @@ class Cluster:
             PodPhase.PENDING,
             nodes=nodes and int(nodes),
             held=held,
+            group=metadata["labels"].get(LABEL_GROUP, ""),
         )
         self.avoids[uid] = avoided_nodes(manifest["spec"])
         self.heard[uid] = attempt

@@ -91,7 +91,7 @@ def delete_child(world: World, kind: str) -> None:
     elif kind == "claim":
         world.cluster.claim = False
     else:
-        world.cluster.children = {child for child in world.cluster.children if child[0] != kind}
+        world.cluster.pod_groups.clear()
 
 
 @pytest.mark.parametrize("phase", ["Starting", "Running", "Restarting", "Suspended"])

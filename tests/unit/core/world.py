@@ -117,6 +117,7 @@ class Operator:
             report=self.cluster.report,
             problem=self.problem,
             children=frozenset(self.cluster.children),
+            pod_groups=frozenset(self.cluster.pod_groups),
             logs=dict(self.logs),
             warnings=dict(self.warnings),
             initializer=max(fetchers, key=lambda pod: pod.number, default=None),

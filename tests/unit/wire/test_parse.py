@@ -232,7 +232,7 @@ def test_a_pod_that_kueue_watches_no_more_and_has_not_admitted_is_let_go(
     waiting = {"type": "PodScheduled", "status": "False", "reason": waits_for}
     pod = parse_pod({"metadata": {"name": "digits-0-0"} | metadata, "status": {"conditions": [waiting]}})
     assert pod.let_go is let_go
-    assert pod.queue_group == (metadata.get("labels") or {}).get("kueue.x-k8s.io/pod-group-name", "")
+    assert pod.group == (metadata.get("labels") or {}).get("kueue.x-k8s.io/pod-group-name", "")
 
 
 def test_a_fresh_pod_is_pending() -> None:

@@ -6,12 +6,20 @@ its Service no rank that starts finds the others, without its claim no pod can s
 
 from __future__ import annotations
 
+from ddpjob_operator.core.gang.members import current_group
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.network_policy import build_policies
 from ddpjob_operator.core.manifests.pod_group import build_pod_group
 from ddpjob_operator.core.manifests.pods import build_pvc, build_service, rendezvous_selector
-from ddpjob_operator.core.values.actions import Action, CreateChild, CreatePVC, CreateService, PointService
+from ddpjob_operator.core.values.actions import (
+    Action,
+    CreateChild,
+    CreatePVC,
+    CreateService,
+    DeletePodGroup,
+    PointService,
+)
 from ddpjob_operator.core.values.job import Manifest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import service_name
@@ -26,11 +34,32 @@ def create_service(look: Look, admitted: Admitted) -> CreateService:
 
 def missing_children(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     """Create the claim, the policies and the group that the job is to have and that are not known to be there."""
-    claim, group = build_pvc(admitted), build_pod_group(admitted)
-    missing: tuple[Action, ...] = missing_policies(look, admitted)
-    if group is not None and not _is_known(look, group):
-        missing = (*missing, CreateChild(group))
+    claim = build_pvc(admitted)
+    missing: tuple[Action, ...] = (*missing_policies(look, admitted), *missing_group(look, admitted))
     return missing if claim is None or look.observed.pvc_exists else (CreatePVC(claim), *missing)
+
+
+def missing_group(look: Look, admitted: Admitted) -> tuple[CreateChild, ...]:
+    """The PodGroup of the current attempt, unless it is known to be there."""
+    group = build_pod_group(admitted, current_group(look))
+    return (
+        ()
+        if group is None or (group["apiVersion"], group["metadata"]["name"]) in look.observed.pod_groups
+        else (CreateChild(group),)
+    )
+
+
+def old_groups(look: Look) -> tuple[DeletePodGroup, ...]:
+    """The PodGroups of earlier attempts."""
+    if not look.observed.pod_groups:
+        return ()
+    current = current_group(look)
+    return tuple(group for group in all_groups(look) if group.name != current)
+
+
+def all_groups(look: Look) -> tuple[DeletePodGroup, ...]:
+    """For a job that has no use for them. Volcano reserves what a group asks for as long as it is there."""
+    return tuple(DeletePodGroup(version, name) for version, name in sorted(look.observed.pod_groups))
 
 
 def missing_policies(look: Look, admitted: Admitted) -> tuple[CreateChild, ...]:

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Final
 
 from ddpjob_operator.core.failure.node_lost import is_lost, patience
+from ddpjob_operator.core.gang.group import takes_others
 from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept, members, starting_since
-from ddpjob_operator.core.gang.queue_group import takes_others
 from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.values.actions import SyncPod, soonest

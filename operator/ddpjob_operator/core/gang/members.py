@@ -13,7 +13,7 @@ from ddpjob_operator.core.failure.detect import has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import NODES_KEPT, unwelcome
 from ddpjob_operator.core.failure.node_lost import force_deletions, gone_nodes
 from ddpjob_operator.core.gang.creation import until_creatable
-from ddpjob_operator.core.gang.queue_group import group_of, room
+from ddpjob_operator.core.gang.group import group_of, room
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.placement import preferring_others
 from ddpjob_operator.core.manifests.pod_environment import Place
@@ -159,6 +159,12 @@ def awaits_data(look: Look) -> bool:
     return bool(look.job.spec.initializers) and not running and not cond.holds(status.conditions, cond.INITIALIZED)
 
 
+def current_group(look: Look) -> str:
+    """The group that the current attempt is admitted in."""
+    kept = (pod for pod in look.observed.pods if needs_assignment(pod, look.status))
+    return group_of(look, (*members(look), *kept))
+
+
 def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     """Complete the gang: assign the pods that are kept, create the others."""
     service, status = look.observed.service, look.status
@@ -170,8 +176,8 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
         actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
     present = {pod.node_rank for pod in members(look)} | done_and_gone(look)
     kept = {status.internal.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
-    group = group_of(look, (*members(look), *kept.values()))
-    left = room(look, group) if group else size
+    group = current_group(look)
+    left = room(look, group)
     for node_rank in range(size):
         if node_rank in present:
             continue
@@ -179,7 +185,7 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
             actions.append(AssignPod(pod.name, pod.uid, attempt, node_rank, size))
         elif left > 0 and not until_creatable(look, name := pod_name(look.job.name, attempt, node_rank)):
             left -= 1
-            place = Place(attempt, node_rank, service, name, queue_group=group)
+            place = Place(attempt, node_rank, service, name, group=group)
             actions.append(create_pod_action(look, admitted, place))
     return tuple(actions)
 

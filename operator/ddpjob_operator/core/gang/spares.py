@@ -18,6 +18,7 @@ from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.members import (
     can_be_kept,
     create_pod_action,
+    current_group,
     discard,
     is_kept,
     members,
@@ -89,8 +90,9 @@ def until_spared(look: Look) -> float | None:
 def _created(look: Look, admitted: Admitted, service: ServiceView, names: Sequence[str]) -> tuple[CreatePod, ...]:
     """No other name is taken instead of one that has to wait: it would be a way around the wait."""
     creatable = (name for name in names if until_creatable(look, name) <= 0)
-    attempt = look.status.attempt
-    return tuple(create_pod_action(look, admitted, Place(attempt, None, service, name)) for name in creatable)
+    attempt, group = look.status.attempt, current_group(look)
+    places = (Place(attempt, None, service, name, group=group) for name in creatable)
+    return tuple(create_pod_action(look, admitted, place) for place in places)
 
 
 def _lacking(look: Look) -> tuple[str, ...]:

@@ -35,8 +35,8 @@ class Place:
     """Size of the gang in this attempt; None for the spec's."""
     avoid: tuple[str, ...] = ()
     """Nodes to keep away from."""
-    queue_group: str = ""
-    """The group of Kueue's that it joins; empty for one of its attempt's own."""
+    group: str = ""
+    """The group that it joins; empty for its attempt's own."""
 
 
 def launch_args(job: Job) -> list[str]:

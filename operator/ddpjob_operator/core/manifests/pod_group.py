@@ -4,9 +4,10 @@
   pods are, and bind no pod before `minMember` of them fit.
 - Kueue reads labels of the pods alone (its "plain pod groups"): it holds all of them by a scheduling gate until the
   queue has quota for the whole group. A group is over, and its quota is given back, as soon as none of its pods runs.
-  So each attempt is a group of its own; where pods outlive an attempt, others are replaced inside their group.
 
-An elastic gang is worth starting from `elastic.minNodes` on, so its group asks for no more than that.
+Each attempt is a group of its own: pods of the last one that are still there, as on a lost node, would be counted as
+members. Where pods outlive an attempt, others are replaced inside their group. An elastic gang is worth starting from
+`elastic.minNodes` on, so its group asks for no more than that.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.values.job import Job, Manifest, Problem
 from ddpjob_operator.core.values.names import (
     KUEUE_GROUP,
+    LABEL_GROUP,
     TRAINER_CONTAINER,
     group_name,
     job_labels,
-    queue_group_name,
 )
 
 COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
@@ -49,23 +50,24 @@ class Membership:
 
 def membership(job: Job, place: Place) -> Membership:
     """How a pod joins the group of its gang."""
+    group = place.group or group_name(job.name, job.uid, place.attempt)
     match job.spec.scheduling.gang:
         case "Coscheduling":
-            return Membership(labels={"scheduling.x-k8s.io/pod-group": group_name(job.name)})
+            return Membership({LABEL_GROUP: group, "scheduling.x-k8s.io/pod-group": group})
         case "Volcano":
-            return Membership(annotations={"scheduling.k8s.io/group-name": group_name(job.name)})
+            return Membership({LABEL_GROUP: group}, {"scheduling.k8s.io/group-name": group})
         case "Kueue":
-            return _kueue(job, place)
-        case _:
+            return _kueue(job, place, group)
+        case "None":
             return Membership()
 
 
-def _kueue(job: Job, place: Place) -> Membership:
+def _kueue(job: Job, place: Place, group: str) -> Membership:
     labels = {KUEUE_QUEUE: job.spec.scheduling.queue or ""}
     if place.node_rank is None:
         # the group is admitted when all of it is there, and spares are made later: each queues for itself
         return Membership(labels, gates=(KUEUE_GATE,))
-    labels[KUEUE_GROUP] = place.queue_group or queue_group_name(job.name, job.uid, place.attempt)
+    labels |= {LABEL_GROUP: group, KUEUE_GROUP: group}
     annotations = {
         KUEUE_COUNT: str(place.nodes or job.spec.nodes),
         # all nodes are of one kind. Kueue would hash the pods' specs, which differ by attempt and by excluded nodes,
@@ -77,8 +79,8 @@ def _kueue(job: Job, place: Place) -> Membership:
     return Membership(labels, annotations, gates=(KUEUE_GATE,))
 
 
-def build_pod_group(admitted: Admitted) -> Manifest | None:
-    """The PodGroup of a job whose scheduler reads one."""
+def build_pod_group(admitted: Admitted, name: str) -> Manifest | None:
+    """The PodGroup of a gang whose scheduler reads one."""
     job, scheduling = admitted.job, admitted.job.spec.scheduling
     if scheduling.gang not in ("Coscheduling", "Volcano"):
         return None
@@ -98,7 +100,7 @@ def build_pod_group(admitted: Admitted) -> Manifest | None:
         "apiVersion": COSCHEDULING if scheduling.gang == "Coscheduling" else VOLCANO,
         "kind": "PodGroup",
         "metadata": {
-            "name": group_name(job.name),
+            "name": name,
             "namespace": job.namespace,
             "labels": job_labels(job.name, job.uid),
             "ownerReferences": [admitted.owner_reference()],

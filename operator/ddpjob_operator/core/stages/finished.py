@@ -10,7 +10,7 @@ from datetime import timedelta
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import Failure, Retry, cut_work, has_succeeded, last_report
 from ddpjob_operator.core.failure.node_lost import Patience, force_deletions, until_lost
-from ddpjob_operator.core.gang.children import missing_policies
+from ddpjob_operator.core.gang.children import all_groups, missing_policies
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.notification import is_pending
 from ddpjob_operator.core.ledger.progress import with_failure, with_final_report, with_loss_status
@@ -84,7 +84,14 @@ def plan_finished(look: Look) -> Plan:
     going, policy = _going(look), look.job.spec.restart
     forced = force_deletions(going, policy, look.now)
     asked = [deletion for deletion in clean_up(look, look.observed.pods) if deletion.uid not in _uids(forced)]
-    actions: tuple[Action, ...] = (*asked, *forced, *_initializer(look), *_protection(look, _uids((*asked, *forced))))
+    groups = all_groups(look) if all(pod.ended for pod in look.observed.pods) else ()
+    actions: tuple[Action, ...] = (
+        *asked,
+        *forced,
+        *groups,
+        *_initializer(look),
+        *_protection(look, _uids((*asked, *forced))),
+    )
     lost = until_lost(going, Patience(policy.node_lost_seconds), look.now) if policy.force_delete_lost_pods else None
     return Plan(look.status, actions, requeue_after=soonest(left, lost))
 

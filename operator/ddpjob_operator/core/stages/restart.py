@@ -23,6 +23,7 @@ from ddpjob_operator.core.failure.detect import (
 from ddpjob_operator.core.failure.log_tail import log_tail, log_to_read, without_secrets
 from ddpjob_operator.core.failure.node_exclusion import forgiven
 from ddpjob_operator.core.failure.node_lost import STRANDED_SECONDS, lost_nodes, patience, stranded, until_lost
+from ddpjob_operator.core.gang.children import missing_group
 from ddpjob_operator.core.gang.elastic import Resize, grace_of_old, next_size, still_saving
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.live import in_their_place, is_live, obstacle, without_lost
@@ -195,7 +196,7 @@ def next_attempt(look: Look, cause: Cause) -> Plan:
     wait = cause.delay or still_saving(look)
     if not wait:
         look = avoiding_gone_nodes(look)
-        actions += fill_gang(look, admitted)
+        actions += missing_group(look, admitted) or fill_gang(look, admitted)
     restarting = f"{message.splitlines()[0]}; starting attempt {look.status.attempt}"
     return Plan(
         look.status,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_lost import patience, until_lost
-from ddpjob_operator.core.gang.children import create_service, lost_children
+from ddpjob_operator.core.gang.children import create_service, lost_children, old_groups
 from ddpjob_operator.core.gang.elastic import until_resized, wanted_resize
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.live import without_replaced
@@ -56,7 +56,7 @@ def _replacements(look: Look) -> tuple[Action, ...]:
 
 def _tend(look: Look) -> Plan:
     """Delete what older attempts left, keep as many spares as wanted, restore children, and update the status."""
-    actions: list[Action] = [*discard(look, left_over(look)), *syncs(look)]
+    actions: list[Action] = [*discard(look, left_over(look)), *old_groups(look), *syncs(look)]
     for wanted in (_replacements(look), spare_actions(look), lost_children(look)):  # each may need the Service
         actions += [action for action in wanted if action not in actions]
     look = with_problems(with_node_counts(look, len(idle_spares(look))))

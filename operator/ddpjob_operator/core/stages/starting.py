@@ -10,8 +10,9 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_exclusion import forgiven, until_forgiven
 from ddpjob_operator.core.failure.node_lost import patience, unresponsive_nodes, until_lost
-from ddpjob_operator.core.gang.children import create_service, missing_children
+from ddpjob_operator.core.gang.children import create_service, missing_children, old_groups
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
+from ddpjob_operator.core.gang.group import takes_others
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
     avoiding_gone_nodes,
@@ -31,7 +32,6 @@ from ddpjob_operator.core.gang.problems import (
     warnings_to_read,
     with_problems,
 )
-from ddpjob_operator.core.gang.queue_group import takes_others
 from ddpjob_operator.core.gang.spares import ready_spares, spare_actions, wanted
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -40,7 +40,7 @@ from ddpjob_operator.core.stages.all_or_nothing import plan_release, until_relea
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import left_over_sidecars, plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize, restart_of_edited
-from ddpjob_operator.core.values.actions import Event, Plan, soonest
+from ddpjob_operator.core.values.actions import Action, Event, Plan, soonest
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, in_words
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
@@ -104,7 +104,11 @@ def complete_gang(look: Look) -> Plan:
 def _fill(look: Look) -> Plan:
     """Delete what is left of older attempts, create what is missing, and update phase and conditions."""
     pods, spares = members(look), len(ready_spares(look))
-    stale = (*discard(look, left_over(look), grace_seconds=grace_of_old(look.status)), *left_over_sidecars(look))
+    stale: tuple[Action, ...] = (
+        *discard(look, left_over(look), grace_seconds=grace_of_old(look.status)),
+        *left_over_sidecars(look),
+        *old_groups(look),
+    )
     wait = _backoff_left(look) or still_saving(look)
     if wait > 0 and not pods:
         return Plan(with_node_counts(look, spares).status, stale, requeue_after=wait)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report, last_snapshots
+from ddpjob_operator.core.gang.children import all_groups
 from ddpjob_operator.core.gang.members import stop
 from ddpjob_operator.core.ledger.progress import with_final_report, with_snapshot
 from ddpjob_operator.core.stages.initialize import with_data
@@ -71,14 +72,15 @@ def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
 
 def _suspended(look: Look) -> Plan:
     status, pods = look.status, look.observed.pods
+    groups = all_groups(look)
     if status.phase is Phase.SUSPENDED:
-        return Plan(status)
+        return Plan(status, groups)
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
     if stuck := ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
-    return Plan(transitions.suspend(look, message).status, events=(Event("Normal", "Suspended", message),))
+    return Plan(transitions.suspend(look, message).status, groups, events=(Event("Normal", "Suspended", message),))
 
 
 def _with_ends(look: Look) -> Look:

@@ -96,6 +96,14 @@ class CreateChild:
 
 
 @dataclass(frozen=True, slots=True)
+class DeletePodGroup:
+    """Delete a PodGroup, whose name is that of this job and attempt alone. NotFound is success."""
+
+    api_version: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadLog:
     """Read the tail of a pod's log into `Observed.logs`; what cannot be read is read as empty."""
 
@@ -128,6 +136,7 @@ Action = (
     | AssignPod
     | SyncPod
     | CreateChild
+    | DeletePodGroup
     | ReadLog
     | ReadWarnings
     | DeleteJob

@@ -30,6 +30,9 @@ FINALIZER = f"{DOMAIN}/job-tracking"
 SPARE = "none"
 """The node rank of a pod that waits for one."""
 
+LABEL_GROUP = f"{DOMAIN}/group"
+"""The group in which the gang is admitted. Each scheduler has a label or an annotation of its own besides."""
+
 KUEUE_DOMAIN = "kueue.x-k8s.io"
 KUEUE_GROUP = f"{KUEUE_DOMAIN}/pod-group-name"
 
@@ -78,13 +81,10 @@ def initializer_name(job: str, number: int) -> str:
     return f"{dns_label(job, 63 - _LONGEST_SUFFIX)}-init-{number}"
 
 
-def group_name(job: str) -> str:
-    """Name of the PodGroup of a job."""
-    return dns_label(job)
-
-
-def queue_group_name(job: str, uid: str, attempt: int) -> str:
-    """Name of the group that Kueue admits. What is left of a deleted job of the same name is another group."""
+def group_name(job: str, uid: str, attempt: int) -> str:
+    """Name of the group in which a gang is admitted. What is left of earlier attempts, or of a deleted job of the same
+    name, is another group.
+    """
     digest = hashlib.sha256(uid.encode()).hexdigest()[:8]
     return f"{dns_label(job, 63 - len(f'-{digest}-999999'))}-{digest}-{attempt}"
 

@@ -67,8 +67,8 @@ class PodView:
     """When it became ready, while it is."""
     nodes: int | None = None
     """Size of the gang by the pod's labels."""
-    queue_group: str = ""
-    """The group of Kueue's that it is a member of."""
+    group: str = ""
+    """The group in which its gang is admitted."""
     let_go: bool = False
     """Whether Kueue still holds it back, and watches it no more: its group is finished."""
     sync: str = ""
@@ -233,6 +233,8 @@ class Observed:
     problem: Problem | None = None
     children: frozenset[tuple[str, str]] = frozenset()
     """Kind and name of every child but pods that is known to exist."""
+    pod_groups: frozenset[tuple[str, str]] = frozenset()
+    """API version and name of each PodGroup among them."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """Tails of logs that were read, by the uid of the pod; an empty one could not be read."""
     warnings: Mapping[str, PodWarning] = field(default_factory=dict)

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, in_phase, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, UID, failed, in_phase, make_job, make_pod, seen, succeeded
 from looks import GANG, kinds, look
 
-from ddpjob_operator.api.status import Phase
+from ddpjob_operator.api.status import Phase, SnapshotStatus
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.values.actions import CreateChild, CreatePVC, CreateService, PointService
+from ddpjob_operator.core.values.actions import (
+    CreateChild,
+    CreatePod,
+    CreatePVC,
+    CreateService,
+    DeletePodGroup,
+    PointService,
+)
 from ddpjob_operator.core.values.job import NetworkAccess, Problem
+from ddpjob_operator.core.values.names import group_name
 
 CLOSED = replace(DEFAULTS, network=NetworkAccess("ddpjob-system"))
-CHILDREN = frozenset({("NetworkPolicy", "digits"), ("PodGroup", "digits")})
+CHILDREN = frozenset({("NetworkPolicy", "digits")})
+GROUPS = frozenset({("scheduling.volcano.sh/v1beta1", group_name("digits", UID, 0))})
 VOLCANO = {"scheduling": {"gang": "Volcano"}}
 
 
@@ -26,7 +37,54 @@ def test_what_a_gang_relies_on_is_created_again_in_every_phase_that_has_pods(pha
     service = decided.actions[0]
     assert isinstance(service, CreateService)
     assert service.manifest["spec"]["clusterIP"] == "10.96.0.7", "the pods that run have this address"
-    assert plan(job, seen(*GANG, children=CHILDREN), NOW, CLOSED).actions == ()
+    assert plan(job, seen(*GANG, children=CHILDREN, pod_groups=GROUPS), NOW, CLOSED).actions == ()
+
+
+def of_attempt(attempt: int) -> tuple[str, str]:
+    return ("scheduling.volcano.sh/v1beta1", group_name("digits", UID, attempt))
+
+
+def test_each_attempt_has_a_group_of_its_own_so_that_pods_of_the_last_one_do_not_count_as_its_members() -> None:
+    """As one on a lost node, which stays: the schedulers would bind others before all of them fit."""
+    snapshot = SnapshotStatus(step=100, time=NOW, verified=True)
+    job = make_job(in_phase(Phase.RUNNING, spec=VOLCANO, snapshot=snapshot), **VOLCANO)
+    old = failed(0, 137, group=of_attempt(0)[1]), make_pod(1, group=of_attempt(0)[1])
+    decided = look(job, seen(*old, pod_groups=GROUPS))
+    made = [action.manifest["metadata"]["name"] for action in decided.actions if isinstance(action, CreateChild)]
+    assert made == [of_attempt(1)[1]]
+    assert CreatePod not in kinds(decided), "they come when it is there"
+    both = frozenset({of_attempt(0), of_attempt(1)})
+    again = look(replace(job, status=decided.status), seen(*old, pod_groups=both))
+    assert DeletePodGroup(*of_attempt(0)) in again.actions
+    joined = [action.manifest["metadata"] for action in again.actions if isinstance(action, CreatePod)]
+    assert [pod["annotations"]["scheduling.k8s.io/group-name"] for pod in joined] == [of_attempt(1)[1]] * 2
+
+
+def test_a_pod_in_the_place_of_a_lost_one_is_a_member_of_the_group_of_those_that_stay() -> None:
+    spec: dict[str, Any] = VOLCANO | {"restart": {"scope": "InPlace"}}
+    made_from = digests(make_job(**spec), DEFAULTS)
+    snapshot = SnapshotStatus(step=100, time=NOW, verified=True)
+    status = in_phase(Phase.RUNNING, snapshot=snapshot, spec_digests=made_from)
+    pods = make_pod(0, group=of_attempt(0)[1]), failed(1, 137, group=of_attempt(0)[1])
+    decided = look(make_job(status, **spec), seen(*pods, pod_groups=GROUPS))
+    (pod,) = (action.manifest for action in decided.actions if isinstance(action, CreatePod))
+    assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == of_attempt(0)[1]
+    assert not {CreateChild, DeletePodGroup}.intersection(kinds(decided))
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED, Phase.SUSPENDED])
+def test_a_job_that_has_no_pods_any_more_gives_back_what_its_group_has_reserved(phase: Phase) -> None:
+    over = phase is not Phase.SUSPENDED
+    status = in_phase(phase, spec=VOLCANO, completion_time=NOW if over else None)
+    job = make_job(status, suspend=not over, **VOLCANO)
+    assert look(job, seen(pod_groups=GROUPS, attempt=None)).actions == (DeletePodGroup(*of_attempt(0)),)
+    assert look(job, seen(attempt=None)).actions == ()
+
+
+def test_a_group_stays_while_a_pod_of_a_job_that_is_over_runs_on() -> None:
+    status = in_phase(Phase.SUCCEEDED, spec=VOLCANO, completion_time=NOW)
+    job = make_job(status, cleanPodPolicy="None", successPolicy="FirstNode", **VOLCANO)
+    assert look(job, seen(succeeded(0), make_pod(1), pod_groups=GROUPS)).actions == ()
 
 
 def test_no_pod_is_created_before_the_policy_that_protects_it() -> None:

@@ -29,7 +29,7 @@ def pod(node_rank: int | None = 0, attempt: int = 2, size: int | None = None, **
 
 def group(**spec: Any) -> Manifest:
     job = make_job(**spec)
-    found = build_pod_group(admitted(job))
+    found = build_pod_group(admitted(job), "digits-36f16e3d-0")
     assert found is not None
     return found
 
@@ -41,7 +41,7 @@ def theirs(found: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("spec", [{}, KUEUE], ids=["no gang", "Kueue"])
 def test_who_reads_no_pod_group_gets_none(spec: dict[str, Any]) -> None:
     job = make_job(**spec)
-    assert build_pod_group(admitted(job)) is None
+    assert build_pod_group(admitted(job), "digits-36f16e3d-0") is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_who_reads_no_pod_group_gets_none(spec: dict[str, Any]) -> None:
 def test_a_pod_group_wants_all_nodes_at_once(scheduling: Manifest, version: str, expected: Manifest) -> None:
     found = group(nodes=4, scheduling=scheduling)
     assert (found["apiVersion"], found["kind"], found["spec"]) == (version, "PodGroup", expected)
-    assert (found["metadata"]["name"], found["metadata"]["namespace"]) == ("digits", "research")
+    assert (found["metadata"]["name"], found["metadata"]["namespace"]) == ("digits-36f16e3d-0", "research")
     assert [owner["uid"] for owner in found["metadata"]["ownerReferences"]] == [UID]
 
 
@@ -80,15 +80,15 @@ def test_a_quantity_keeps_its_unit(quantity: str, sum_of_three: str) -> None:
 
 def test_pods_are_members_by_what_their_scheduler_reads() -> None:
     coscheduled = pod(scheduling={"gang": "Coscheduling"})["metadata"]
-    assert theirs(coscheduled["labels"])["scheduling.x-k8s.io/pod-group"] == "digits"
+    assert theirs(coscheduled["labels"])["scheduling.x-k8s.io/pod-group"] == "digits-36f16e3d-2"
     volcanic = pod(scheduling={"gang": "Volcano"})["metadata"]
-    assert volcanic["annotations"] == {"scheduling.k8s.io/group-name": "digits"}
+    assert volcanic["annotations"] == {"scheduling.k8s.io/group-name": "digits-36f16e3d-2"}
 
 
 @pytest.mark.parametrize("gang", ["Coscheduling", "Volcano"])
 def test_a_spare_is_a_member_so_that_what_replaces_a_lost_pod_finds_a_whole_group(gang: str) -> None:
     metadata = pod(None, **IN_PLACE, scheduling={"gang": gang})["metadata"]
-    assert "digits" in (*theirs(metadata["labels"]).values(), *metadata["annotations"].values())
+    assert "digits-36f16e3d-2" in (*theirs(metadata["labels"]).values(), *metadata["annotations"].values())
 
 
 @pytest.mark.parametrize("scope", ["Gang", "InPlace"])
@@ -106,7 +106,7 @@ def test_each_attempt_is_a_group_of_its_own_in_a_queue(scope: str) -> None:
 
 
 def test_a_pod_in_the_place_of_a_lost_one_joins_the_group_of_the_others() -> None:
-    place = Place(5, 1, ServiceView("10.96.0.7", 5), queue_group="digits-36f16e3d-2")
+    place = Place(5, 1, ServiceView("10.96.0.7", 5), group="digits-36f16e3d-2")
     metadata = build_pod(admitted(make_job(**KUEUE, **IN_PLACE)), place)["metadata"]
     assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits-36f16e3d-2"
 

@@ -28,7 +28,7 @@ from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import AssignPod, CreatePod, DeletePod, Plan, PointService, SyncPod
 from ddpjob_operator.core.values.job import Defaults, Job
-from ddpjob_operator.core.values.names import queue_group_name
+from ddpjob_operator.core.values.names import group_name
 from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView
 
 SPEC: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
@@ -101,22 +101,22 @@ def queued(**spec: Any) -> Job:
 
 
 def test_what_died_is_replaced_in_the_group_of_the_others_also_by_an_operator_that_starts_in_between() -> None:
-    pods = (make_pod(0, queue_group="theirs"), failed(1, 137, queue_group="theirs"), make_pod(2, queue_group="theirs"))
+    pods = (make_pod(0, group="theirs"), failed(1, 137, group="theirs"), make_pod(2, group="theirs"))
     first = look(queued(), seen(*pods))
     assert groups(first) == {"digits-1-1": "theirs"}
-    told = (assigned(0, queue_group="theirs"), assigned(2, queue_group="theirs"))
+    told = (assigned(0, group="theirs"), assigned(2, group="theirs"))
     assert groups(look(in_place(first.status, **KUEUE), seen(*told, attempt=1))) == {"digits-1-1": "theirs"}
 
 
 def test_a_group_of_kueue_of_which_no_pod_runs_is_finished_so_the_next_attempt_is_another_one() -> None:
     """A spare is of no group, and the group of an attempt waits until all its pods are there: none is kept."""
     warm = PodView("digits-0-s0", "spare", 0, None, PodPhase.RUNNING, ready=True)
-    pods = [failed(rank, 137, queue_group="theirs") for rank in range(3)]
+    pods = [failed(rank, 137, group="theirs") for rank in range(3)]
     decided = look(queued(spares=1), seen(*pods, warm))
     assert decided.status.internal.kept_pods == {}
     assert set(groups(decided)) == {f"digits-1-{rank}" for rank in range(3)}
-    assert set(groups(decided).values()) == {queue_group_name("digits", UID, 1)}
-    one_runs = [make_pod(0, queue_group="theirs"), *pods[1:]]
+    assert set(groups(decided).values()) == {group_name("digits", UID, 1)}
+    one_runs = [make_pod(0, group="theirs"), *pods[1:]]
     decided = look(queued(spares=1), seen(*one_runs, warm))
     assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}
     assert groups(decided) == {"digits-1-2": "theirs"}
@@ -132,7 +132,7 @@ def test_a_group_of_kueue_of_which_no_pod_runs_is_finished_so_the_next_attempt_i
 )
 def test_a_pod_that_will_not_fail_keeps_its_place_in_the_group_so_that_nothing_is_reused(other: dict[str, Any]) -> None:
     pods = [make_pod(0), make_pod(1, **{"scheduled": True} | other), failed(2, 137)]
-    pods = [replace(pod, queue_group="theirs") for pod in pods]
+    pods = [replace(pod, group="theirs") for pod in pods]
     assert look(queued(), seen(*pods)).status.internal.kept_pods == {}
 
 
@@ -140,28 +140,28 @@ def test_a_new_pod_joins_the_group_when_the_one_that_it_replaces_has_failed() ->
     """Kueue would delete it, as one more than the group wants. A kubelet says that a container has ended before it says
     that the pod has failed.
     """
-    exited = make_pod(1, exited=True, termination=ended(137), queue_group="theirs")
-    pods = [make_pod(0, queue_group="theirs"), exited, make_pod(2, queue_group="theirs")]
+    exited = make_pod(1, exited=True, termination=ended(137), group="theirs")
+    pods = [make_pod(0, group="theirs"), exited, make_pod(2, group="theirs")]
     first = look(queued(), seen(*pods))
     assert first.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-2": 2}
     assert groups(first) == {}
     job = replace(queued(), status=first.status)
-    after = [assigned(0, queue_group="theirs"), replace(exited, deleting=True), assigned(2, queue_group="theirs")]
+    after = [assigned(0, group="theirs"), replace(exited, deleting=True), assigned(2, group="theirs")]
     assert groups(look(job, seen(*after, attempt=1))) == {}
     after[1] = replace(after[1], phase=PodPhase.FAILED)
     assert groups(look(job, seen(*after, attempt=1))) == {"digits-1-1": "theirs"}
 
 
 def test_a_group_that_is_finished_before_the_new_pod_is_there_is_left_for_another_without_counting() -> None:
-    pods = [make_pod(0, queue_group="theirs"), *(failed(rank, 137, queue_group="theirs") for rank in (1, 2))]
+    pods = [make_pod(0, group="theirs"), *(failed(rank, 137, group="theirs") for rank in (1, 2))]
     first = look(queued(), seen(*pods))
     assert first.status.internal.kept_pods == {"digits-0-0": 0}
-    dead = failed(0, 137, "WorkerException", ago=1, queue_group="theirs")
+    dead = failed(0, 137, "WorkerException", ago=1, group="theirs")
     said = make_report("WorkerException", attempt=0)
     dead = replace(dead, termination=ended(1, said, ago=1))
     decided = look(replace(queued(), status=first.status), seen(dead, *pods[1:], attempt=0), 1)
     assert (decided.status.attempt, decided.status.restarts) == (2, first.status.restarts)
-    assert set(groups(decided).values()) == {queue_group_name("digits", UID, 2)}
+    assert set(groups(decided).values()) == {group_name("digits", UID, 2)}
     assert len(groups(decided)) == 3
     assert "QueueGroupClosed" in {item.reason for item in decided.status.conditions}
 
@@ -170,11 +170,11 @@ def test_a_group_that_is_finished_before_the_new_pod_is_there_is_left_for_anothe
 def test_pods_that_kueue_lets_go_and_never_admits_are_made_anew_in_another_group(scope: str) -> None:
     status = in_phase(Phase.STARTING, nodes=3, spec_digests=digests(make_job(**SPEC | KUEUE), DEFAULTS), restarts=0)
     job = in_place(status, **KUEUE, restart={"scope": scope})
-    waiting = [make_pod(rank, "Pending", queue_group="theirs") for rank in range(3)]
+    waiting = [make_pod(rank, "Pending", group="theirs") for rank in range(3)]
     assert look(job, seen(*waiting)).status.attempt == 0
     decided = look(job, seen(*(replace(pod, let_go=True) for pod in waiting)))
     assert (decided.status.attempt, decided.status.restarts) == (1, 0)
-    assert set(groups(decided).values()) == {queue_group_name("digits", UID, 1)}
+    assert set(groups(decided).values()) == {group_name("digits", UID, 1)}
 
 
 def test_a_pod_that_is_gone_is_replaced_and_the_others_live_on() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, in_phase, make_job, seen
+from builders import DEFAULTS, NOW, UID, in_phase, make_job, seen
 from looks import GANG
 
 from ddpjob_operator.api.status import Phase
@@ -14,10 +14,11 @@ from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import CreateChild, CreatePod, CreatePVC, CreateService
 from ddpjob_operator.core.values.job import Defaults, NetworkAccess, Problem
+from ddpjob_operator.core.values.names import group_name
 from ddpjob_operator.core.values.observed import Observed
 
 VOLCANO = {"scheduling": {"gang": "Volcano"}}
-GROUP = ("PodGroup", "digits")
+GROUP = ("scheduling.volcano.sh/v1beta1", group_name("digits", UID, 0))
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,10 @@ GROUP = ("PodGroup", "digits")
     [
         ({}, Observed(), [CreateService, CreatePVC]),
         (VOLCANO, Observed(), [CreateService, CreatePVC, CreateChild]),
-        (VOLCANO, seen(children=frozenset({GROUP}), attempt=None), [CreateService]),
+        (VOLCANO, seen(pod_groups=frozenset({GROUP}), attempt=None), [CreateService]),
         (VOLCANO, seen(), [CreateChild]),
         ({"shared": {"claimName": "mine"}}, Observed(), [CreateService]),
-        (VOLCANO, seen(children=frozenset({GROUP})), [CreatePod, CreatePod]),
+        (VOLCANO, seen(pod_groups=frozenset({GROUP})), [CreatePod, CreatePod]),
     ],
     ids=["address and volume", "a group as well", "only what is missing", "no pod without its group",
          "no claim but the user's", "pods when all is there"],
@@ -63,5 +64,6 @@ def test_what_protects_and_groups_the_pods_is_made_again_in_every_phase(
     made = [action for action in plan(job, seen(*GANG), NOW, defaults).actions if isinstance(action, CreateChild)]
     assert [child.manifest["kind"] for child in made] == [kind]
     there = frozenset({(child.manifest["kind"], child.manifest["metadata"]["name"]) for child in made})
-    again = plan(job, seen(*GANG, children=there), NOW, defaults).actions
+    groups = frozenset({(child.manifest["apiVersion"], child.manifest["metadata"]["name"]) for child in made})
+    again = plan(job, seen(*GANG, children=there, pod_groups=groups), NOW, defaults).actions
     assert not any(isinstance(action, CreateChild) for action in again)

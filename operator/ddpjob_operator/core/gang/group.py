@@ -1,0 +1,48 @@
+"""The group in which a gang is admitted: which one a new pod joins, and whether it takes another.
+
+Kueue's are after its controller of plain pod groups (kubernetes-sigs/kueue, pkg/controller/jobs/pod). It counts a pod
+for as long as its phase is not Failed, and deletes the newest of those that are more than the group wants. It finishes
+a group of which no pod runs, and leaves a pod that joins a finished one behind its scheduling gate for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ddpjob_operator.core.failure.detect import has_succeeded
+from ddpjob_operator.core.failure.node_lost import is_lost, is_unconfirmed, patience
+from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.names import group_name
+from ddpjob_operator.core.values.observed import PodPhase, PodView
+
+
+def group_of(look: Look, pods: Iterable[PodView]) -> str:
+    """That of these pods of the gang; the attempt's own where they have none that takes others."""
+    return _open_group(look, pods) or group_name(look.job.name, look.job.uid, look.status.attempt)
+
+
+def _open_group(look: Look, pods: Iterable[PodView]) -> str:
+    finishes = look.job.spec.scheduling.gang == "Kueue"
+    return next((pod.group for pod in pods if pod.group and not (finishes and (pod.ended or pod.deleting))), "")
+
+
+def room(look: Look, group: str) -> int:
+    """How many pods may join the group now."""
+    if look.job.spec.scheduling.gang != "Kueue":
+        return look.gang_size
+    return look.gang_size - sum(pod.group == group and _counts(pod) for pod in look.observed.pods)
+
+
+def takes_others(look: Look, kept: Collection[PodView]) -> bool:
+    """Whether Kueue admits new pods beside those that are `kept`: their group is open, and all others of it will have
+    failed. One that has succeeded, or whose node is lost, keeps its place. A spare is of no group.
+    """
+    group, uids, allowed = _open_group(look, kept), {pod.uid for pod in kept}, patience(look)
+    others = [pod for pod in look.observed.pods if pod.group == group and pod.uid not in uids and _counts(pod)]
+    return group != "" and not any(
+        has_succeeded(pod) or is_lost(pod, allowed, look.now) or is_unconfirmed(pod, look.now) for pod in others
+    )
+
+
+def _counts(pod: PodView) -> bool:
+    return pod.phase is not PodPhase.FAILED and (pod.placed or not pod.deleting)
