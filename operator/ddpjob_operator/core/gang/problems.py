@@ -194,10 +194,17 @@ def startup_problem(look: Look, pods: tuple[PodView, ...]) -> Problem | None:
     known, waited = _known(look.status), _seconds_waited(look)
     if known is None and waited < STARTUP_GRACE_SECONDS:
         return None
+    telling: Problem | None = None
     for pod in pods:
-        if pod.phase is PodPhase.PENDING and (found := _of_pod(look, pod, waited)) is not None:
-            return Problem(known.reason, known.message) if known and _is_known(found, known) else found
-    return None
+        found = _of_pod(look, pod, waited) if pod.phase is PodPhase.PENDING else None
+        if found is not None and found.reason != NOT_SCHEDULED:
+            telling = found
+            break
+        # a scheduler that holds pods back until all of a gang fit says nothing of them, but of the one that does not
+        telling = telling or found
+    if telling is None or known is None or not _is_known(telling, known):
+        return telling
+    return Problem(known.reason, known.message)
 
 
 def until_startup_problem(look: Look) -> float | None:

@@ -151,6 +151,14 @@ def test_a_pod_that_nobody_schedules_is_named() -> None:
     assert found.message.startswith("pod digits-0-1: no scheduler has processed it. Check")
 
 
+def test_the_pod_that_does_not_fit_is_named_and_not_those_that_the_scheduler_holds_back_for_it() -> None:
+    full = waiting("Unschedulable", "0/9 nodes are available: 9 Insufficient nvidia.com/gpu.")
+    found = startup_problem(at(make_job(restarting(30))), (nowhere(0), nowhere(1), full))
+    assert found is not None
+    assert found.reason == "Unschedulable"
+    assert "Insufficient nvidia.com/gpu" in found.message
+
+
 @pytest.mark.parametrize(("age", "named"), [(29.0, False), (30.0, True)])
 def test_a_pod_that_was_created_late_in_an_attempt_has_as_long_to_be_scheduled(age: float, named: bool) -> None:
     late = nowhere(1, created=later(-age))
