@@ -74,10 +74,10 @@ STATES = (
         "or confirms deletions again.",
     ),
     Reason(
-        "QueueGroupClosed",
+        "GroupClosed",
         "Restarting=True",
-        "Kueue admits no pod that the attempt lacks: its group was finished before all pods were there, or a pod of a "
-        "lost node has the place. All pods are replaced, in a group of their own. This does not count.",
+        "Pods of the attempt will not be admitted: Kueue finished its group before all of them were there, or a pod of "
+        "a lost node has the place. All pods are replaced, in a group of their own. This does not count.",
     ),
     Reason("Resumed", "Restarting=True, Suspended=False", "The suspension is over."),
     Reason("Suspending", "Suspended=False", "Pods are saving a snapshot and terminating."),

@@ -380,10 +380,10 @@ class Applier:
         try:
             await self.client.delete(f"{collection}/{action.name}", resource)
         except ApiError as error:
-            if error.status == 403:  # roles of one's own; it goes with the job, and must not hold that up
-                logger.warning("PodGroup %s/%s stays until its job is deleted: %s", job.namespace, action.name, error)
-            elif not error.not_found:
+            if error.conflict or not 400 <= error.status < 500 or error.status == 429:
                 raise
+            if not error.not_found:  # roles, or a policy, of one's own; it must not hold up the job, with which it goes
+                logger.warning("PodGroup %s/%s stays until its job is deleted: %s", job.namespace, action.name, error)
         self.cache.forget_child(_owner(job), Child(Kind(action.api_version, POD_GROUP), action.name))
 
     def _report_restored(self, lost: bool, job: Job, kind: Kind, name: str) -> None:

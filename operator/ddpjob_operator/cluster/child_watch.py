@@ -127,6 +127,8 @@ class ChildWatch:
         is_over = job is not None and (job.get("status") or {}).get("phase") in OVER
         if job is not None and (not is_over or kind.name == POD_GROUP):  # else nothing is created for it again
             self.cache.put_child(owner, kind, obj)
+            if is_over:
+                self._look_at((key,))  # which deletes it
 
     def _know_nothing(self, kind: Kind, namespace: str | None, error: ApiError, before: str) -> str:
         """Why not, which is logged unless it was so `before`."""

@@ -68,6 +68,7 @@ class Children:
     def forget(self, child: Child) -> None:
         """Take in that it was deleted on purpose."""
         self.versions.pop(child, None)
+        self.lost.discard(child)
 
     @property
     def pod_groups(self) -> frozenset[tuple[str, str]]:

@@ -117,7 +117,9 @@ def test_a_kind_has_its_place_in_the_api(version: str, kind: str, path: str) -> 
 
 
 @pytest.mark.parametrize(
-    "answer", [ok({"kind": "Status"}), status(404, "NotFound"), status(403, "Forbidden")], ids=["gone", "was", "roles"]
+    "answer",
+    [ok({"kind": "Status"}), status(404, "NotFound"), status(403, "Forbidden"), status(422, "Invalid")],
+    ids=["gone", "was", "roles", "a policy"],
 )
 async def test_a_group_that_is_deleted_on_purpose_is_known_no_more_and_not_missed(
     server: Server, client: Client, answer: Answer

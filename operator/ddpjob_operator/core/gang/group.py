@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ddpjob_operator.core.failure.detect import has_succeeded
-from ddpjob_operator.core.failure.node_lost import is_lost, is_unconfirmed, patience
+from ddpjob_operator.core.failure.node_lost import KUBELET_SECONDS, is_lost, patience
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.names import group_name
+from ddpjob_operator.core.values.names import dns_label, group_name
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 
@@ -22,8 +22,10 @@ def group_of(look: Look, pods: Iterable[PodView]) -> str:
 
 
 def _open_group(look: Look, pods: Iterable[PodView]) -> str:
-    finishes = look.job.spec.scheduling.gang == "Kueue"
-    return next((pod.group for pod in pods if pod.group and not (finishes and (pod.ended or pod.deleting))), "")
+    if look.job.spec.scheduling.gang == "Kueue":
+        return next((pod.group for pod in pods if pod.group and not pod.ended and not pod.deleting), "")
+    # version 0.1.0 had one group for all attempts, and pods had no label of ours that named it
+    return next((pod.group or dns_label(look.job.name) for pod in pods), "")
 
 
 def room(look: Look, group: str) -> int:
@@ -40,8 +42,13 @@ def takes_others(look: Look, kept: Collection[PodView]) -> bool:
     group, uids, allowed = _open_group(look, kept), {pod.uid for pod in kept}, patience(look)
     others = [pod for pod in look.observed.pods if pod.group == group and pod.uid not in uids and _counts(pod)]
     return group != "" and not any(
-        has_succeeded(pod) or is_lost(pod, allowed, look.now) or is_unconfirmed(pod, look.now) for pod in others
+        has_succeeded(pod) or is_lost(pod, allowed, look.now) or _is_overdue(look, pod) for pod in others
     )
+
+
+def _is_overdue(look: Look, pod: PodView) -> bool:
+    """Whether its kubelet does not say that it has failed, as of a node that is gone."""
+    return pod.gone_by is not None and look.seconds_since(pod.gone_by) >= KUBELET_SECONDS
 
 
 def _counts(pod: PodView) -> bool:

@@ -49,10 +49,10 @@ def kept_pods(look: Look, size: int) -> dict[str, int]:
         return not is_lost(pod, allowed, look.now) and pod.node_name not in look.status.excluded_nodes
 
     survivors = [pod for pod in look.gang if can_be_kept(pod) and may_stay(pod)]
-    if look.job.spec.scheduling.gang == "Kueue" and not takes_others(look, survivors):
-        return {}
     spares = [pod for pod in ready_spares(look) if may_stay(pod)]
     ranked = assign(survivors, spares, size)
+    if len(ranked) < size and look.job.spec.scheduling.gang == "Kueue" and not takes_others(look, survivors):
+        return {}
     return ranked | {pod.name: STAYS_SPARE for pod in spares if pod.name not in ranked}
 
 

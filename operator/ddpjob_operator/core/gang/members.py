@@ -52,6 +52,12 @@ def is_incomplete(look: Look) -> bool:
     return len(members(look)) + len(done_and_gone(look)) < look.gang_size
 
 
+def lacks_pods(look: Look) -> bool:
+    """Whether pods of the gang are still to be created."""
+    kept = sum(needs_assignment(pod, look.status) for pod in look.observed.pods)
+    return len(members(look)) + len(done_and_gone(look)) + kept < look.gang_size
+
+
 def missing(look: Look) -> list[tuple[str, int]]:
     """Names and node ranks of pods that were all there once, since the job is Running, and are gone."""
     status = look.status

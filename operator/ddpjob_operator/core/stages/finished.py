@@ -84,7 +84,7 @@ def plan_finished(look: Look) -> Plan:
     going, policy = _going(look), look.job.spec.restart
     forced = force_deletions(going, policy, look.now)
     asked = [deletion for deletion in clean_up(look, look.observed.pods) if deletion.uid not in _uids(forced)]
-    groups = all_groups(look) if all(pod.ended for pod in look.observed.pods) else ()
+    groups = all_groups(look) if all(pod.ended or pod.deleting for pod in look.observed.pods) else ()
     actions: tuple[Action, ...] = (
         *asked,
         *forced,

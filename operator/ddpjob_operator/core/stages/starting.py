@@ -15,12 +15,14 @@ from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_
 from ddpjob_operator.core.gang.group import takes_others
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
+    LEAST_WAIT_SECONDS,
     avoiding_gone_nodes,
     can_be_kept,
+    current_group,
     discard,
     ends_of_waits,
     fill_gang,
-    is_incomplete,
+    lacks_pods,
     left_over,
     members,
     until_filled,
@@ -46,7 +48,7 @@ from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
 NODES_FORGIVEN = "NodesForgiven"
-QUEUE_GROUP_CLOSED = "QueueGroupClosed"
+GROUP_CLOSED = "GroupClosed"
 
 
 def plan_starting(look: Look) -> Plan:
@@ -59,18 +61,22 @@ def plan_starting(look: Look) -> Plan:
 
 
 def _in_new_group(look: Look) -> Plan | None:
-    """Begin again where Kueue will not admit what this attempt lacks. Nothing failed, so it costs no budget."""
-    if look.job.spec.scheduling.gang != "Kueue":
+    """Begin again where the pods that this attempt lacks, or that wait, will not be admitted. Nothing failed, so it
+    costs no budget.
+    """
+    gang, pods, reused = look.job.spec.scheduling.gang, members(look), look.status.internal.kept_pods
+    if gang == "None":
         return None
-    pods, reused = members(look), look.status.internal.kept_pods
     kept = [pod for pod in look.observed.pods if pod.name in reused and can_be_kept(pod)]
     if any(pod.let_go for pod in pods):
         why = "Kueue has finished the group of pods that wait for admission"
-    elif reused and is_incomplete(look) and not takes_others(look, kept):
+    elif gang == "Kueue" and reused and lacks_pods(look) and not takes_others(look, kept):
         why = "Kueue admits no other pods to the group of those that are reused"
+    elif gang != "Kueue" and any(not pod.placed and pod.group not in ("", current_group(look)) for pod in pods):
+        why = "pods that wait are of another group than the rest of the gang"
     else:
         return None
-    return next_attempt(look, Cause(QUEUE_GROUP_CLOSED, why, _backoff_left(look)))
+    return next_attempt(look, Cause(GROUP_CLOSED, why, max(_backoff_left(look), LEAST_WAIT_SECONDS)))
 
 
 def _with_forgiven_nodes(look: Look) -> Plan | None:

@@ -37,7 +37,21 @@ def test_what_a_gang_relies_on_is_created_again_in_every_phase_that_has_pods(pha
     service = decided.actions[0]
     assert isinstance(service, CreateService)
     assert service.manifest["spec"]["clusterIP"] == "10.96.0.7", "the pods that run have this address"
-    assert plan(job, seen(*GANG, children=CHILDREN, pod_groups=GROUPS), NOW, CLOSED).actions == ()
+    members = [replace(pod, group=of_attempt(0)[1]) for pod in GANG]
+    assert plan(job, seen(*members, children=CHILDREN, pod_groups=GROUPS), NOW, CLOSED).actions == ()
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
+def test_pods_of_version_0_1_0_keep_their_group_which_no_label_of_theirs_names(phase: Phase) -> None:
+    spec: dict[str, Any] = VOLCANO | {"restart": {"scope": "InPlace"}}
+    status = in_phase(phase, spec=spec, spec_digests=digests(make_job(**spec), DEFAULTS))
+    group = frozenset({("scheduling.volcano.sh/v1beta1", "digits")})
+    assert look(make_job(status, **spec), seen(*GANG, pod_groups=group)).actions == ()
+    decided = look(make_job(status, **spec), seen(make_pod(0), failed(1, 137), pod_groups=group))
+    kept = look(make_job(decided.status, **spec), seen(make_pod(0), pod_groups=group), 600)
+    (pod,) = (action.manifest for action in kept.actions if isinstance(action, CreatePod))
+    assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "digits"
+    assert DeletePodGroup not in kinds(kept)
 
 
 def of_attempt(attempt: int) -> tuple[str, str]:
@@ -85,6 +99,20 @@ def test_a_group_stays_while_a_pod_of_a_job_that_is_over_runs_on() -> None:
     status = in_phase(Phase.SUCCEEDED, spec=VOLCANO, completion_time=NOW)
     job = make_job(status, cleanPodPolicy="None", successPolicy="FirstNode", **VOLCANO)
     assert look(job, seen(succeeded(0), make_pod(1), pod_groups=GROUPS)).actions == ()
+    lost = make_pod(1, deleting=True)
+    assert look(job, seen(succeeded(0), lost, pod_groups=GROUPS)).actions == (DeletePodGroup(*of_attempt(0)),)
+
+
+def test_pods_of_two_groups_are_no_gang_so_all_are_made_anew_in_one() -> None:
+    """As after a creation whose answer was lost while the pod died whose group it joined."""
+    status = in_phase(Phase.RESTARTING, spec=VOLCANO, attempt=1, spec_digests=digests(make_job(**VOLCANO), DEFAULTS))
+    first, other = (make_pod(rank, "Pending", attempt=1, group=of_attempt(1 - rank)[1]) for rank in range(2))
+    groups = frozenset({of_attempt(1)})
+    decided = look(make_job(status, **VOLCANO), seen(first, other, attempt=1, pod_groups=groups))
+    assert (decided.status.attempt, decided.status.restarts) == (2, 0)
+    alike = replace(other, group=first.group)
+    waits = look(make_job(status, **VOLCANO), seen(first, alike, attempt=1, pod_groups=groups))
+    assert waits.status.attempt == 1
 
 
 def test_no_pod_is_created_before_the_policy_that_protects_it() -> None:

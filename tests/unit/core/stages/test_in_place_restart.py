@@ -116,6 +116,9 @@ def test_a_group_of_kueue_of_which_no_pod_runs_is_finished_so_the_next_attempt_i
     assert decided.status.internal.kept_pods == {}
     assert set(groups(decided)) == {f"digits-1-{rank}" for rank in range(3)}
     assert set(groups(decided).values()) == {group_name("digits", UID, 1)}
+    lost = make_pod(1, group="theirs", not_ready_since=later(-60))
+    with_room = look(queued(nodes=2, spares=1), seen(make_pod(0, group="theirs"), lost, warm))
+    assert with_room.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}, "no pod has to join the group"
     one_runs = [make_pod(0, group="theirs"), *pods[1:]]
     decided = look(queued(spares=1), seen(*one_runs, warm))
     assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-s0": 1}
@@ -161,9 +164,10 @@ def test_a_group_that_is_finished_before_the_new_pod_is_there_is_left_for_anothe
     dead = replace(dead, termination=ended(1, said, ago=1))
     decided = look(replace(queued(), status=first.status), seen(dead, *pods[1:], attempt=0), 1)
     assert (decided.status.attempt, decided.status.restarts) == (2, first.status.restarts)
+    decided = look(replace(queued(), status=decided.status), seen(attempt=0), 3)
     assert set(groups(decided).values()) == {group_name("digits", UID, 2)}
     assert len(groups(decided)) == 3
-    assert "QueueGroupClosed" in {item.reason for item in decided.status.conditions}
+    assert "GroupClosed" in {item.reason for item in decided.status.conditions}
 
 
 @pytest.mark.parametrize("scope", ["InPlace", "Gang"])
@@ -174,6 +178,8 @@ def test_pods_that_kueue_lets_go_and_never_admits_are_made_anew_in_another_group
     assert look(job, seen(*waiting)).status.attempt == 0
     decided = look(job, seen(*(replace(pod, let_go=True) for pod in waiting)))
     assert (decided.status.attempt, decided.status.restarts) == (1, 0)
+    assert groups(decided) == {}, "not at once, again and again"
+    decided = look(replace(job, status=decided.status), seen(), 2)
     assert set(groups(decided).values()) == {group_name("digits", UID, 1)}
 
 
