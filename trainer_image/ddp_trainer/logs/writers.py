@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -44,26 +45,33 @@ class TensorBoard:
         self.directory = directory
         self._resumed_at = resumed_at
         self._writer: Any = None
-        self._has_failed = False
+        self._made = 0
+        """The second, since the epoch, of the newest event file."""
+        self._failure: OSError | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         try:
             if self._writer is None:
-                if self._has_failed and shutil.disk_usage(self.directory).free < ROOM_BYTES:
+                if self._failure is not None and int(time.time()) == self._made:
+                    # Files are read in the order of their names, which begin with the second. Two of one second may
+                    # be read in the wrong order, and the first one's purge would drop the points of the second.
+                    raise self._failure.with_traceback(None)
+                if self._failure is not None and shutil.disk_usage(self.directory).free < ROOM_BYTES:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 # The import takes 0.2 s: after the first steps, not before them.
                 from torch.utils.tensorboard import SummaryWriter
 
+                self._made = int(time.time())
                 purge = self._resumed_at + 1 if self._resumed_at else None
                 self._writer = SummaryWriter(str(self.directory), purge_step=purge)
                 self._writer.flush()
                 self._resumed_at = 0  # another one, after an error, must not drop the points of this one
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
-        except OSError:
+        except OSError as error:
             # Its thread has ended, with a traceback; the next point makes another one, once there is room for it.
             self._writer = None
-            self._has_failed = True
+            self._failure = error
             raise
 
     def close(self) -> None:
