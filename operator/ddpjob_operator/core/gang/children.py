@@ -42,11 +42,9 @@ def missing_children(look: Look, admitted: Admitted) -> tuple[Action, ...]:
 def missing_group(look: Look, admitted: Admitted) -> tuple[CreateChild, ...]:
     """The PodGroup of the current attempt, unless it is known to be there."""
     group = build_pod_group(admitted, current_group(look))
-    return (
-        ()
-        if group is None or (group["apiVersion"], group["metadata"]["name"]) in look.observed.pod_groups
-        else (CreateChild(group),)
-    )
+    if group is None or (group["apiVersion"], group["metadata"]["name"]) in look.observed.pod_groups:
+        return ()
+    return (CreateChild(group),)
 
 
 def old_groups(look: Look) -> tuple[DeletePodGroup, ...]:

@@ -64,17 +64,20 @@ def _in_new_group(look: Look) -> Plan | None:
     """Begin again where the pods that this attempt lacks, or that wait, will not be admitted. Nothing failed, so it
     costs no budget.
     """
-    gang, pods, reused = look.job.spec.scheduling.gang, members(look), look.status.internal.kept_pods
-    if gang == "None":
-        return None
-    kept = [pod for pod in look.observed.pods if pod.name in reused and can_be_kept(pod)]
-    if any(pod.let_go for pod in pods):
-        why = "Kueue has finished the group of pods that wait for admission"
-    elif gang == "Kueue" and reused and lacks_pods(look) and not takes_others(look, kept):
-        why = "Kueue admits no other pods to the group of those that are reused"
-    elif gang != "Kueue" and any(not pod.placed and pod.group not in ("", current_group(look)) for pod in pods):
-        why = "pods that wait are of another group than the rest of the gang"
-    else:
+    gang, pods = look.job.spec.scheduling.gang, members(look)
+    why = ""
+    if gang == "Kueue":
+        reused = look.status.internal.kept_pods
+        kept = [pod for pod in look.observed.pods if pod.name in reused and can_be_kept(pod)]
+        if any(pod.let_go for pod in pods):
+            why = "Kueue has finished the group of pods that wait for admission"
+        elif reused and lacks_pods(look) and not takes_others(look, kept):
+            why = "Kueue admits no other pods to the group of those that are reused"
+    elif gang != "None":
+        known = ("", current_group(look))
+        if any(not pod.placed and pod.group not in known for pod in pods):
+            why = "pods that wait are of another group than the rest of the gang"
+    if not why:
         return None
     return next_attempt(look, Cause(GROUP_CLOSED, why, max(_backoff_left(look), LEAST_WAIT_SECONDS)))
 
