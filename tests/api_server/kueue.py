@@ -20,6 +20,7 @@ from ddpjob_operator.core.values.names import KUEUE_GROUP
 from ddpjob_operator.runtime.errors import ApiError
 
 FINALIZER = "kueue.x-k8s.io/managed"
+MANAGED = {"kueue.x-k8s.io/managed": "true"}
 LOOK_SECONDS = 0.1
 LINGER_SECONDS = 1.0
 """From the deletion of a pod to its end."""
@@ -54,8 +55,8 @@ class PodGroups:
         [why] = await asyncio.gather(self._watch, return_exceptions=True)
         for pod in await self.cluster.pods():  # else the namespace could not be deleted
             await self._let_go(pod)
-        if failed and isinstance(why, Exception) and error is None:
-            raise why
+        if failed and isinstance(why, Exception):
+            raise why from error  # what the block waited for came to nothing since no one admits pods any more
 
     async def _look_again_and_again(self) -> None:
         while True:
@@ -69,9 +70,10 @@ class PodGroups:
 
     async def _reconcile(self, group: str, pods: list[Object]) -> None:
         for pod in pods:
-            if pod["metadata"]["uid"] not in self._known and not has_ended(pod):
-                self._known.add(pod["metadata"]["uid"])
-                await self._patch(pod, {"metadata": {"finalizers": [*finalizers(pod), FINALIZER]}})
+            if pod["metadata"]["uid"] not in self._known and is_new(pod):
+                managed = {"finalizers": [*finalizers(pod), FINALIZER], "labels": MANAGED}
+                if await self._patch(pod, {"metadata": managed}):
+                    self._known.add(pod["metadata"]["uid"])
                 return
             if "deletionTimestamp" in pod["metadata"] and not has_ended(pod):
                 since = self._deleted.setdefault(pod["metadata"]["uid"], time.monotonic())
@@ -101,9 +103,9 @@ class PodGroups:
             return
         for pod in active if group in self.open else ():
             if pod["metadata"]["uid"] not in self.admitted:
-                self.admitted.add(pod["metadata"]["uid"])
                 gates = [gate for gate in pod["spec"].get("schedulingGates", ()) if gate["name"] != KUEUE_GATE]
-                await self._patch(pod, {"spec": {"schedulingGates": gates}})
+                if await self._patch(pod, {"spec": {"schedulingGates": gates}}):
+                    self.admitted.add(pod["metadata"]["uid"])
 
     def _is_waiting_or_new(self, pod: Object) -> tuple[bool, tuple[str, str]]:
         return pod["metadata"]["uid"] not in self.admitted, created(pod)
@@ -114,8 +116,8 @@ class PodGroups:
                 pod, {"metadata": {"finalizers": [name for name in finalizers(pod) if name != FINALIZER]}}
             )
 
-    async def _patch(self, pod: Object, change: Object, part: str = "") -> None:
-        """As the pod was seen: what has changed since is looked at again."""
+    async def _patch(self, pod: Object, change: Object, part: str = "") -> bool:
+        """As the pod was seen: what has changed since is looked at again. Returns whether the pod was changed."""
         change.setdefault("metadata", {})["resourceVersion"] = pod["metadata"]["resourceVersion"]
         path = f"{paths.pods(self.cluster.namespace)}/{pod['metadata']['name']}{part}"
         try:
@@ -123,6 +125,8 @@ class PodGroups:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+            return False
+        return True
 
 
 def finalizers(pod: Object) -> list[str]:
@@ -135,6 +139,13 @@ def created(pod: Object) -> tuple[str, str]:
 
 def has_ended(pod: Object) -> bool:
     return pod["status"]["phase"] in ("Failed", "Succeeded")
+
+
+def is_new(pod: Object) -> bool:
+    """Whether it can be marked as Kueue's webhook would have marked it. A server lets no finalizer be added to a pod
+    that is being deleted.
+    """
+    return not has_ended(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 def is_runnable(pod: Object) -> bool:
