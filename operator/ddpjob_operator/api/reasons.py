@@ -74,6 +74,13 @@ STATES = (
         "or confirms deletions again.",
     ),
     Reason(
+        "NodesPreferred",
+        "Restarting=True",
+        "Karpenter adds no node for a pod whose affinity excludes nodes by name. From here on the pods of the job only "
+        "prefer other nodes. This does not count.",
+        "Cordon or delete the nodes that are not to be used again.",
+    ),
+    Reason(
         "GroupClosed",
         "Restarting=True",
         "Pods of the attempt will not be admitted: Kueue finished its group before all of them were there, or a pod of "
@@ -299,6 +306,7 @@ EVENTS = (
     Reason("ScaledDown", "Normal", "The next attempt has fewer nodes."),
     Reason("Degraded", "Warning", "Something is in the way of the job, with its reason; once for each reason."),
     Reason("GangReleased", "Warning", "An incomplete gang has released its nodes."),
+    Reason("NodesPreferred", "Warning", "An autoscaler adds no node for pods that exclude nodes by name."),
     Reason("Suspending", "Normal", "All pods are being stopped after a snapshot."),
     Reason("Suspended", "Normal", "The job is suspended."),
     Reason("Resumed", "Normal", "A suspension is over; a new attempt starts."),

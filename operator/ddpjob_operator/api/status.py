@@ -250,6 +250,9 @@ class Internal(APIModel):
     created.
     """
 
+    node_names_refused: bool | None = None
+    """Whether an autoscaler adds no node for pods that exclude nodes by name. They only prefer others since then."""
+
     lost_pods: Annotated[dict[str, int], Field(max_length=2048)] = Field(default_factory=dict)
     """With restart.scope Live: uids of pods of the current attempt that were lost and are replaced, and their node
     ranks.

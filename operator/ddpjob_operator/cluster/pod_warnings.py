@@ -13,6 +13,8 @@ FRESH_SECONDS = 180.0
 """A kubelet repeats itself at least every two minutes; what is older is over."""
 
 _BEFORE_THE_NODE = ("FailedScheduling",)
+_REFUSES_NAMES = "matchFields is not supported"
+"""Karpenter's words (`validateNodeSelectorTerm` in pkg/controllers/provisioning/provisioner.go)."""
 _ONLY_THAT_IT_WAITS = "Unable to attach or mount volumes"
 
 
@@ -24,14 +26,14 @@ def selector(uid: str) -> str:
 def warned(events: Iterable[Json], now: datetime) -> PodWarning:
     """The warning that says most, and the same one however often and in which order they come."""
     fresh = sorted(
-        (str(event.get("message") or ""), str(event.get("reason") or ""))
-        for event in events
-        if _is_fresh(event, now) and event.get("reason") not in _BEFORE_THE_NODE
+        (str(event.get("message") or ""), str(event.get("reason") or "")) for event in events if _is_fresh(event, now)
     )
-    if not fresh:
-        return PodWarning(now)
-    message, reason = min(fresh, key=lambda found: _ONLY_THAT_IT_WAITS in found[0])
-    return PodWarning(now, reason, message.strip())
+    refuses_names = any(_REFUSES_NAMES in message for message, _ in fresh)
+    of_node = [(message, reason) for message, reason in fresh if reason not in _BEFORE_THE_NODE]
+    if not of_node:
+        return PodWarning(now, refuses_names=refuses_names)
+    message, reason = min(of_node, key=lambda found: _ONLY_THAT_IT_WAITS in found[0])
+    return PodWarning(now, reason, message.strip(), refuses_names)
 
 
 def _is_fresh(event: Json, now: datetime) -> bool:

@@ -398,6 +398,7 @@ def _made_from(
         spec_digests=spec_digests,
         kept_pods=kept_pods,
         succeeded_nodes=succeeded,
+        node_names_refused=known.node_names_refused,
         initializer_disruptions=known.initializer_disruptions,
         reported_seconds=known.reported_seconds,
         node_seconds=known.node_seconds,

@@ -12,6 +12,8 @@ from ddpjob_operator.core.values.observed import PodWarning
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETUP = 'MountVolume.SetUp failed for volume "token" : secret "token" not found'
+REFUSED = "Failed to schedule pod, node selector term with matchFields is not supported"
+"""Of Karpenter (kubernetes-sigs/karpenter, pkg/controllers/provisioning)."""
 WAITS = "Unable to attach or mount volumes: unmounted volumes=[token]: timed out waiting for the condition"
 
 
@@ -31,6 +33,7 @@ def event(message: str, reason: str = "FailedMount", ago: float = 5, **fields: A
         pytest.param([event(WAITS)], PodWarning(NOW, "FailedMount", WAITS), id="unless there is no other"),
         pytest.param([event("b"), event("a")], PodWarning(NOW, "FailedMount", "a"), id="the same one in any order"),
         pytest.param([event("0/2 nodes", "FailedScheduling")], PodWarning(NOW), id="what came before its node"),
+        pytest.param([event(REFUSED, "FailedScheduling")], PodWarning(NOW, refuses_names=True), id="of an autoscaler"),
         pytest.param([event(SETUP, ago=181)], PodWarning(NOW), id="one that is over"),
         pytest.param(
             [event(SETUP, lastTimestamp=None, series={"lastObservedTime": "2026-01-02T03:04:00.000000Z"})],

@@ -56,7 +56,7 @@ def check_counted_once(cluster: Cluster) -> None:
             restarts = disruptions = 0
         assert min(restarts, disruptions) >= 0, "a counter went back"
         free = any(
-            c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed", "NodesForgiven")
+            c.type == "Restarting" and c.reason in ("SpecChanged", "Resumed", "NodesForgiven", "NodesPreferred")
             for c in status.conditions
         )
         free = free or (status.retry_at is not None and status.retry_at != before.retry_at)

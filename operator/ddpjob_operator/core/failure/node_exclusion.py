@@ -83,7 +83,7 @@ def newly_excluded(before: DDPJobStatus, after: DDPJobStatus) -> str:
 
 def kept_away_from(status: DDPJobStatus) -> str:
     """For people who wonder why a pod finds no node; empty if no node is excluded."""
-    if not status.excluded_nodes:
+    if not status.excluded_nodes or status.internal.node_names_refused:
         return ""
     names = ", ".join(status.excluded_nodes)
     return f"it keeps away from {names} (status.excludedNodes), which failed this job before"

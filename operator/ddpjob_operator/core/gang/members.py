@@ -214,15 +214,17 @@ def until_filled(look: Look) -> float | None:
 
 def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod:
     """Create a pod of the current attempt, which keeps away from the nodes that failed the job, and from those that
-    seem to be gone.
+    seem to be gone; or prefers others, where an autoscaler adds no node for a pod that names nodes.
     """
-    status = look.status
+    status, policy = look.status, look.job.spec.restart
     name = place.name or pod_name(look.job.name, place.attempt, place.node_rank or 0)
     # one that is created while the gang runs would have to do without such a node for good
     gone = status.internal.avoided_nodes if status.phase is not Phase.RUNNING else ()
-    avoid = tuple(dict.fromkeys((*status.excluded_nodes, *gone)))
+    avoid, unwelcome_there = tuple(dict.fromkeys((*status.excluded_nodes, *gone))), unwelcome(policy, status)
+    if status.internal.node_names_refused:
+        avoid, unwelcome_there = (), tuple(dict.fromkeys((*avoid, *unwelcome_there)))
     manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=avoid))
-    manifest = preferring_others(manifest, unwelcome(look.job.spec.restart, status))
+    manifest = preferring_others(manifest, unwelcome_there)
     return CreatePod(name, place.attempt, place.node_rank, manifest)
 
 

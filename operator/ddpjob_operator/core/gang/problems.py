@@ -281,12 +281,13 @@ def _seconds_waited(look: Look) -> float:
 
 
 # A volume that cannot be mounted (a Secret that is missing, a server that does not answer) and a network that cannot be
-# set up leave a pod ContainerCreating without a reason; only the kubelet's events have one. They are read for one pod
-# of the gang, after the time in which a pod usually starts, and again after ever longer waits.
+# set up leave a pod ContainerCreating without a reason; only the kubelet's events have one. And an autoscaler says in
+# events alone why it adds no node. They are read for one pod of the gang, after the time in which a pod usually starts,
+# and again after ever longer waits.
 
 
 def warnings_to_read(look: Look, pods: tuple[PodView, ...]) -> tuple[ReadWarnings, ...]:
-    """Read the events of the first pod that waits without a reason, if it is time to."""
+    """Read the events of the first pod that waits for what its status does not say, if it is time to."""
     pod, due = _next_reading(look, pods)
     return (ReadWarnings(pod.name, pod.uid),) if pod is not None and due is not None and due <= look.now else ()
 
@@ -299,7 +300,7 @@ def until_warnings_are_read(look: Look, pods: tuple[PodView, ...]) -> float | No
 
 def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None, datetime | None]:
     since = starting_since(look)
-    pod = next((pod for pod in pods if _is_unexplained(pod)), None)
+    pod = next((pod for pod in pods if _is_unexplained(pod) or _may_be_refused(look, pod)), None)
     if since is None or pod is None or look.status.phase not in _WAITING:
         return None, None
     if (known := look.observed.warnings.get(pod.uid)) is None:
@@ -307,6 +308,13 @@ def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None
     waited = (known.at - since).total_seconds()
     wait = min(LONGEST_WAIT_SECONDS, max(SHORTEST_WAIT_SECONDS, waited))
     return pod, known.at + timedelta(seconds=wait)
+
+
+def _may_be_refused(look: Look, pod: PodView) -> bool:
+    """Whether it finds no node, and an autoscaler may say that it adds none for a pod that excludes nodes by name."""
+    internal = look.status.internal
+    names = (look.status.excluded_nodes or internal.avoided_nodes) and not internal.node_names_refused
+    return bool(names) and pod.reason == "Unschedulable" and not (pod.placed or pod.deleting)
 
 
 def _is_unexplained(pod: PodView) -> bool:

@@ -43,11 +43,13 @@ from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.stages.initialize import left_over_sidecars, plan_initializers
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, plan_restart, resize, restart_of_edited
 from ddpjob_operator.core.values.actions import Action, Event, Plan, soonest
+from ddpjob_operator.core.values.changes import with_node_names_refused
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, in_words
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
 NODES_FORGIVEN = "NodesForgiven"
+NODES_PREFERRED = "NodesPreferred"
 GROUP_CLOSED = "GroupClosed"
 
 
@@ -56,8 +58,14 @@ def plan_starting(look: Look) -> Plan:
     look, fetching = plan_initializers(look)
     if fetching is not None:
         return fetching
-    edited = restart_of_edited(look, _backoff_left(look))
-    return edited or plan_restart(look) or _in_new_group(look) or _with_forgiven_nodes(look) or complete_gang(look)
+    return (
+        restart_of_edited(look, _backoff_left(look))
+        or plan_restart(look)
+        or _in_new_group(look)
+        or _with_forgiven_nodes(look)
+        or _with_preferred_nodes(look)
+        or complete_gang(look)
+    )
 
 
 def _in_new_group(look: Look) -> Plan | None:
@@ -84,7 +92,7 @@ def _in_new_group(look: Look) -> Plan | None:
 
 def _with_forgiven_nodes(look: Look) -> Plan | None:
     """Begin again where a pod waits for a node, and may use more of them than when it was created."""
-    if not _waiting_for_node(look):
+    if not _waiting_for_node(look) or look.status.internal.node_names_refused:
         return None
     status = forgiven(look.job.spec.restart, look.status, look.now)
     again = [name for name in look.status.excluded_nodes if name not in status.excluded_nodes]
@@ -97,6 +105,24 @@ def _with_forgiven_nodes(look: Look) -> Plan | None:
         return None
     event = Event("Normal", NODES_FORGIVEN, message)
     return next_attempt(look.with_status(status), Cause(NODES_FORGIVEN, message, event=event))
+
+
+def _with_preferred_nodes(look: Look) -> Plan | None:
+    """Begin again where an autoscaler adds no node for a pod that excludes nodes by name, as Karpenter does not. From
+    then on pods of this job prefer others: a job that waits for a node that never comes is worse off.
+    """
+    warned = (look.observed.warnings.get(pod.uid) for pod in _waiting_for_node(look))
+    if look.status.internal.node_names_refused or not any(found and found.refuses_names for found in warned):
+        return None
+    internal = look.status.internal
+    names = ", ".join(dict.fromkeys((*look.status.excluded_nodes, *internal.avoided_nodes)))
+    message = (
+        f"the autoscaler adds no node for pods that exclude nodes by name: from now on they only prefer others to "
+        f"{names}; cordon or delete those that are not to be used again"
+    )
+    event = Event("Warning", NODES_PREFERRED, message)
+    look = look.with_status(with_node_names_refused(look.status))
+    return next_attempt(look, Cause(NODES_PREFERRED, message, event=event))
 
 
 def _waiting_for_node(look: Look) -> list[PodView]:

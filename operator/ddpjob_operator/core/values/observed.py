@@ -202,6 +202,8 @@ class PodWarning:
     at: datetime
     reason: str = ""
     message: str = ""
+    refuses_names: bool = False
+    """Whether an autoscaler adds no node for the pod, since its affinity names nodes to keep away from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
 from small_cluster import avoided_nodes
 from world import World
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.node_exclusion import FORGIVEN_SECONDS
-from ddpjob_operator.core.manifests.placement import REQUIRED
+from ddpjob_operator.core.manifests.placement import PREFERRED, REQUIRED
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.values.actions import CreatePod, Plan
-from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.values.actions import CreatePod, Plan, ReadWarnings
+from ddpjob_operator.core.values.observed import PodPhase, PodView, PodWarning
 
 DAY = FORGIVEN_SECONDS + 1
 
@@ -139,3 +139,58 @@ def test_a_node_that_confirms_its_deletions_again_is_used_again_where_a_pod_wait
     after = look(*WAITING, seconds=0, status=status, attempt=1)
     assert (after.status.attempt, after.status.internal.avoided_nodes) == (2, ())
     assert [event.reason for event in after.events] == ["NodesForgiven"]
+
+
+REFUSED = PodWarning(NOW, refuses_names=True)
+UNSCHEDULABLE = replace(WAITING[1], reason="Unschedulable", message="0/1 nodes are available")
+
+
+def waiting(status: DDPJobStatus, warning: PodWarning | None = None, seconds: float = 10) -> Plan:
+    """One pod of two finds no node, and one of the attempt before has not confirmed its deletion."""
+    observed = seen(replace(WAITING[0], phase=PodPhase.RUNNING), UNSCHEDULABLE, unconfirmed(), attempt=1)
+    if warning is not None:
+        observed = replace(observed, warnings={UNSCHEDULABLE.uid: warning})
+    return plan(make_job(status, nodes=2, restart={"scope": "Gang"}), observed, later(seconds), DEFAULTS)
+
+
+AWAY: list[dict[str, Any]] = [EXCLUDED, {"avoided_nodes": ("node-1",)}]
+
+
+@pytest.mark.parametrize("away", AWAY, ids=["excluded", "avoided"])
+def test_an_autoscaler_is_asked_why_a_pod_that_excludes_nodes_finds_none(away: dict[str, Any]) -> None:
+    def is_read(**fields: Any) -> bool:
+        return ReadWarnings(UNSCHEDULABLE.name, UNSCHEDULABLE.uid) in waiting(restarting(**fields)).actions
+
+    assert is_read(**away)
+    assert not is_read()
+    assert not is_read(**away, node_names_refused=True)
+
+
+@pytest.mark.parametrize("away", AWAY, ids=["excluded", "avoided"])
+def test_where_an_autoscaler_adds_no_node_for_pods_that_exclude_some_they_prefer_others(away: dict[str, Any]) -> None:
+    before = restarting(**away)
+    assert waiting(before, PodWarning(NOW)).status.attempt == 1
+    after = waiting(before, REFUSED)
+    assert (after.status.attempt, after.status.internal.node_names_refused) == (2, True)
+    assert (after.status.restarts or 0, after.status.disruptions or 0) == (0, 0)
+    (event,) = after.events
+    assert event.reason == "NodesPreferred"
+    assert "prefer others to node-1" in event.message
+    assert after.status_first
+    made = [action.manifest["spec"] for action in after.actions if isinstance(action, CreatePod)]
+    assert [avoided_nodes(spec) for spec in made] == [frozenset(), frozenset()]
+    preferred = [term["preference"] for spec in made for term in spec["affinity"]["nodeAffinity"][PREFERRED]]
+    assert preferred == [{"matchFields": [NOT_ON_NODE_1]}] * 2
+
+
+def test_pods_that_prefer_others_already_are_not_made_anew() -> None:
+    status = restarting(**EXCLUDED, node_names_refused=True)
+    assert waiting(status, REFUSED).status.attempt == 1
+    assert waiting(status, seconds=DAY).status.attempt == 1
+
+
+def test_that_they_prefer_others_is_known_to_the_attempts_that_follow() -> None:
+    made_from = digests(make_job(nodes=2), DEFAULTS)
+    status = in_phase(Phase.RUNNING, attempt=0, spec_digests=made_from, node_names_refused=True, **EXCLUDED)
+    decided = plan(make_job(status, nodes=2), seen(make_pod(0), failed(1, 137)), later(10), DEFAULTS)
+    assert (decided.status.attempt, decided.status.internal.node_names_refused) == (1, True)
