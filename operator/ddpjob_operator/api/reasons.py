@@ -230,8 +230,8 @@ FAILURES = (
     Reason("StorageLimitExceeded", "", "The kubelet evicted a pod that wrote more to its disk than its limit allows."),
     Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
     Reason("Disrupted", "", "The cluster, or Kueue, ended a pod for the reason in the message. A disruption."),
-    Reason("NodeTainted", "", "A pod was deleted for a taint of its node, and ended in order. A disruption."),
-    Reason("NodeRebooted", "", "A node came back without the containers that ran there. A disruption."),
+    Reason("NodeTainted", "", "A pod ended in order, or was not admitted, for a taint of its node. A disruption."),
+    Reason("NodeRebooted", "", "A node came back without the pods that ran there. A disruption."),
     Reason("NodeLost", "", "A node was NotReady for restart.nodeLostSeconds, or is gone. A disruption."),
     Reason("Terminated", "", "The node is shutting down. A disruption."),
     Reason("Shutdown", "", "The node is shutting down (kubelets before 1.22). A disruption.", "Training resumes."),
@@ -259,6 +259,12 @@ FAILURES = (
     Reason("RunContainerError", "", "The container runtime could not start the container.", "See StartError."),
     Reason(
         "UnexpectedAdmissionError", "", "The kubelet did not admit the pod.", "Check the device plugins of the node."
+    ),
+    Reason(
+        "TopologyAffinityError",
+        "",
+        "The kubelet did not admit the pod: its CPUs and devices do not fit the NUMA nodes.",
+        "Request no more than a NUMA node has, or change topologyManagerPolicy of the kubelet.",
     ),
     Reason("TrainerMissing", "", "The image does not contain the package ddp_trainer."),
     Reason("DiskFull", "", "The volume is full."),

@@ -49,6 +49,18 @@ def reserved_template_env(spec: DDPJobSpec) -> str | None:
     return None
 
 
+def restarted_trainer(spec: DDPJobSpec) -> str | None:
+    """Kubernetes 1.35 can restart a container of a pod that is not restarted (KEP-5307); the operator would not see it,
+    and the other ranks would wait.
+    """
+    for index, container in enumerate(_objects(_template(spec), "containers")):
+        for field in ("restartPolicy", "restartPolicyRules"):
+            if container.get("name") == "trainer" and container.get(field) not in (None, [], "Never"):
+                path = f"spec.podTemplate.spec.containers[{index}].{field}"
+                return f"{path}: the operator restarts the ranks together; remove it, and use spec.restart"
+    return None
+
+
 def taken_volume_name(spec: DDPJobSpec) -> str | None:
     """A volume is known by its name, and the operator's would take the place of the user's."""
     taken = {"shared": "the job's data"}

@@ -27,6 +27,7 @@ from ddpjob_operator.api.template_rules import (
     is_reserved,
     malformed_template,
     reserved_template_env,
+    restarted_trainer,
     taken_volume_name,
 )
 
@@ -371,6 +372,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(("podTemplate",), "", "", malformed_template),
     Rule(("podTemplate",), "", "", reserved_template_env),
     Rule(("podTemplate",), "", "", taken_volume_name, at_start=True),
+    Rule(("podTemplate",), "", "", restarted_trainer, at_start=True),
 )
 
 

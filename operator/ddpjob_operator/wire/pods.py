@@ -139,9 +139,10 @@ def parse_initializer(obj: Object) -> InitializerView | None:
     disruption, disruption_message = _disruption(conditions)
     main = _last_initializer(labels, status)
     first, last = _ends(status.get("initContainerStatuses")), _ends(main)
-    # one container each, run one after the other: the first that failed ended the pod, and the last began after all
+    # one container each, run one after the other: nothing was started after the one that failed, and a sidecar that was
+    # injected before it ended with the pod
     ended = last or first
-    telling = next((pair for pair in ended if pair[1].exit_code), ended[-1] if ended else None)
+    telling = next((pair for pair in reversed(ended) if pair[1].exit_code), ended[-1] if ended else None)
     return InitializerView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -262,7 +263,8 @@ def _termination(status: Object) -> Termination | None:
 
 
 def _init_failure(status: Object) -> InitFailure | None:
-    for container in status.get("initContainerStatuses") or ():
+    """The last one that failed: nothing after it was started, and a sidecar before it ended with the pod."""
+    for container in reversed(status.get("initContainerStatuses") or ()):
         if (ended := _ended(container)) is not None and ended.exit_code:
             return InitFailure(str(container.get("name", "")), ended.exit_code, ended.reason)
     return None

@@ -314,6 +314,11 @@ def template(**spec: Any) -> dict[str, Any]:
         (template(containers=[{"name": "logs"}, {"name": "trainer", "env": [{"name": "LD_PRELOAD"}]}]),
          "spec.podTemplate.spec.containers[1].env: LD_PRELOAD is reserved for the operator; remove it"),
         (template(containers=[{"name": "logs", "env": [{"name": "RANK"}]}]), None),
+        (template(containers=[{"name": "trainer", "restartPolicy": "Always"}]),
+         "spec.podTemplate.spec.containers[0].restartPolicy: the operator restarts the ranks together; remove it, and "
+         "use spec.restart"),
+        (template(containers=[{"name": "trainer", "restartPolicy": "Never", "restartPolicyRules": []}]), None),
+        (template(containers=[{"name": "logs", "restartPolicy": "OnFailure"}]), None),
         (template(volumes=[{"name": "tmp", "emptyDir": {}}, {"name": "shared", "emptyDir": {}}]),
          "spec.podTemplate.spec.volumes[1].name: the operator's volume shared has the job's data; give this one "
          "another name, or remove it"),
@@ -355,6 +360,7 @@ def template(**spec: Any) -> dict[str, Any]:
         (template(), None),
     ],
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
+         "a trainer that is restarted alone", "a trainer that is not", "a sidecar may be",
          "the name of the job's volume", "that name with another claim", "that name with the same claim",
          "that name with the same claim and an option", "that name with a claim that is text",
          "a name that is free in a gang", "the name of the volume with the place in the gang",

@@ -412,11 +412,14 @@ def test_a_pod_that_its_kubelet_has_not_seen_has_no_start_time(
     assert view.unacknowledged_since == (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC) if unacknowledged else None)
 
 
-def test_the_first_init_container_that_failed_is_named() -> None:
+def test_the_init_container_that_failed_is_named_and_no_sidecar_that_ended_with_it() -> None:
+    """A native sidecar stands before it, and the kubelet kills it after."""
     ended = [
-        {"name": name, "state": {"terminated": {"exitCode": code}}} for name, code in (("a", 0), ("b", 3), ("c", 4))
+        {"name": name, "state": {"terminated": {"exitCode": code}}}
+        for name, code in (("a", 0), ("istio", 137), ("b", 3))
     ]
-    assert parse_pod(pod({"initContainerStatuses": ended})).init_failure == InitFailure("b", 3)
+    waits = {"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}}
+    assert parse_pod(pod({"initContainerStatuses": [*ended, waits]})).init_failure == InitFailure("b", 3)
     assert parse_pod(pod({"initContainerStatuses": ended[:1]})).init_failure is None
 
 

@@ -49,6 +49,11 @@ _OVER_ITS_LIMIT = re.compile(
 OUT_OF_RESOURCE = "OutOfResource"
 NODE_LOST = "NodeLost"
 NODE_REBOOTED = "NodeRebooted"
+NODE_TAINTED = "NodeTainted"
+NOT_READMITTED = "UnexpectedAdmissionError"
+"""The kubelet's reason, after it has started again, for the end of a pod that ran: the device plugin has not registered
+yet (kubernetes/kubernetes#125579). Also for a pod that it refuses at first.
+"""
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
 """The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot."""
 
@@ -57,7 +62,7 @@ DISRUPTED = "Disrupted"
 _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
     "DeletionByPodGC": "NodeLost",
-    DELETED_FOR_TAINT: "NodeTainted",
+    DELETED_FOR_TAINT: NODE_TAINTED,
     "EvictionByEvictionAPI": "Drained",
     "TerminationByKubelet": "Evicted",
     "WorkloadEvictedDueToPreempted": PREEMPTED,
@@ -100,14 +105,18 @@ class Failure:
 _GONE = "is no pod of the job any more: it was deleted, or its labels were"
 
 
-def find_failures(pods: Iterable[PodView], missing: Iterable[tuple[str, int]], now: datetime) -> tuple[Failure, ...]:
+def find_failures(
+    pods: Iterable[PodView], missing: Iterable[tuple[str, int]], now: datetime, *, ran: bool = False
+) -> tuple[Failure, ...]:
     """Every failure among the pods of one attempt.
 
-    `missing` names pods that were there and are gone, with their node rank.
+    `missing` names pods that were there and are gone, with their node rank; with `ran`, all pods were running before.
     """
     pods = tuple(pods)
     found = {pod.uid: failure for pod in pods if (failure := _of_pod(pod, now))}
     failures = [_beside([pod for pod in pods if pod.uid not in found], failure) for failure in found.values()]
+    if ran:
+        failures = [replace(one, reason=NODE_REBOOTED) if one.reason == NOT_READMITTED else one for one in failures]
     failures += [
         Failure("PodDeleted", f"{name} {_GONE}", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
         for name, node_rank in missing
@@ -261,6 +270,8 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
 def _reason_of_kubelet(pod: PodView) -> str:
     if pod.reason == "Evicted" and _OVER_ITS_LIMIT.search(pod.message) is not None:
         return "StorageLimitExceeded"
+    if pod.reason == "TaintToleration":  # the taint was set between the binding and the admission of the pod
+        return NODE_TAINTED
     # OutOf and the name of any resource, such as OutOfnvidia.com/gpu: that is no CamelCase
     return OUT_OF_RESOURCE if re.match(r"OutOf\w*\W", pod.reason) else pod.reason
 

@@ -98,6 +98,7 @@ NODE_SUSPECT = frozenset(
         "PodFailed",
         "Stalled",
         "StartError",
+        "TopologyAffinityError",
         "UnexpectedAdmissionError",
         "WorkerKilled",
     }

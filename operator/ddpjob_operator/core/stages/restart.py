@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.decide import GiveUp, RestartIn, decide, with_clause
 from ddpjob_operator.core.failure.detect import (
@@ -71,7 +72,9 @@ class Cause:
 def plan_restart(look: Look) -> Plan | None:
     """Restart the gang, or fail the job, if a pod of the gang has failed; None if none has."""
     pods = members(look)
-    failures = find_failures(pods, missing(look), look.now) + lost_nodes(pods, patience(look), look.now)
+    ran = look.status.phase is Phase.RUNNING and not look.status.internal.lost_pods
+    failures = find_failures(pods, missing(look), look.now, ran=ran)
+    failures += lost_nodes(pods, patience(look), look.now)
     failures = failures or stranded(pods, look.status.attempt, look.observed.report)
     why_not = obstacle(look, pods, failures) if failures and is_live(look) else ""
     if why_not is None:

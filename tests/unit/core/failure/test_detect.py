@@ -106,6 +106,7 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             case(f"a node without a free {resource}", make_pod(0, "Failed", reason=f"OutOf{resource}"), "OutOfResource")
             for resource in ("nvidia.com/gpu", "ephemeral-storage")
         ),
+        case("a taint that came before the pod", make_pod(0, "Failed", reason="TaintToleration"), "NodeTainted"),
         case("an eviction explains exit 137", failed(0, 137, **EVICTED), "Evicted"),
         case("an eviction explains a preemption", failed(0, 143, "Preempted", **EVICTED), "Evicted"),
         case(
@@ -184,6 +185,13 @@ def test_each_ending_has_one_reason(pod: PodView, reason: str | None, retry: Ret
     failures = find_failures([pod], [], NOW)
     assert [failure.reason for failure in failures] == ([reason] if reason else [])
     assert all(failure.retry is retry for failure in failures)
+
+
+def test_a_pod_that_ran_and_is_not_admitted_anew_was_on_a_node_that_was_restarted() -> None:
+    """The kubelet has started, and its device plugin has not registered yet."""
+    refused = make_pod(0, "Failed", reason="UnexpectedAdmissionError", message="no healthy devices present")
+    reasons = {ran: [one.reason for one in find_failures([refused], [], NOW, ran=ran)] for ran in (False, True)}
+    assert reasons == {False: ["UnexpectedAdmissionError"], True: ["NodeRebooted"]}
 
 
 def test_a_pod_that_is_missing_was_deleted() -> None:

@@ -373,7 +373,7 @@ def test_every_entry_is_a_pattern_and_gives_one_sentence(symptom: Symptom) -> No
 
 def test_reasons_that_are_judged_are_reasons_that_are_given() -> None:
     given = {one.reason for one in SYMPTOMS} | set(ADVICE) | {"Failed", "PodFailed", "ContainerCannotRun"}
-    assert (DETERMINISTIC | NODE_SUSPECT) - given == {"UnexpectedAdmissionError"}
+    assert (DETERMINISTIC | NODE_SUSPECT) - given == {"TopologyAffinityError", "UnexpectedAdmissionError"}
 
 
 @given(st.text(max_size=200), st.sampled_from(sorted(set(itertools.chain(*(one.of for one in SYMPTOMS))))))

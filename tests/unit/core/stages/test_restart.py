@@ -10,6 +10,7 @@ from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.gang.elastic import Resize
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.restart import Cause, next_attempt, resize, resume_attempt
 from ddpjob_operator.core.values import conditions as cond
@@ -69,3 +70,12 @@ def test_a_forged_label_does_not_lead_to_an_attempt_whose_pods_are_not_recognise
     assert decided.status.attempt == 1
     lost = plan(make_job(DDPJobStatus()), seen(make_pod(0), forged), NOW, DEFAULTS)
     assert lost.status.attempt == 0
+
+
+@pytest.mark.parametrize(("phase", "restarts"), [(Phase.RUNNING, 0), (Phase.STARTING, 1)])
+def test_a_node_that_is_restarted_costs_the_gang_that_ran_no_restart(phase: Phase, restarts: int) -> None:
+    """Its kubelet refuses the pod while there is no device plugin; a pod that it refuses at first is another matter."""
+    refused = make_pod(1, "Failed", reason="UnexpectedAdmissionError", message="no healthy devices present")
+    job = make_job(in_phase(phase, spec_digests=digests(make_job(), DEFAULTS)))
+    decided = plan(job, seen(make_pod(0), refused), NOW, DEFAULTS)
+    assert (decided.status.attempt, decided.status.restarts) == (1, restarts)
