@@ -135,6 +135,9 @@ class ChildWatch:
         level = logging.INFO if error.not_found else logging.WARNING
         where = f" in namespace {namespace}" if namespace else ""
         why = f"{kind.api_version} is not installed" if error.not_found else explain(error)
+        if error.not_found:  # a series that never grows again would be a watch that has stopped
+            _, resource = paths.children(*kind, namespace)
+            metrics.WATCH_STARTS.remove(resource)
         if why != before:
             logger.log(level, "%s%s is not watched: %s", kind.name, where, why)
         self._look_at(self.cache.end_children(kind, namespace, frozenset()))

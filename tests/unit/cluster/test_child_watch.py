@@ -12,6 +12,7 @@ from tests.unit.virtual_time import run
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.child_watch import ChildWatch
 from ddpjob_operator.cluster.children import POLICY, Kind
+from ddpjob_operator.metrics import WATCH_STARTS
 from ddpjob_operator.runtime.client import WATCH_SECONDS, Page
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -92,6 +93,21 @@ def test_what_may_not_be_watched_counts_as_unknown_and_is_tried_with_each_resync
     cache, _ = run(watched(server, 1000))
     assert cache.observed(OWNER).children == frozenset()
     assert server.lists in (4, 5)
+
+
+@pytest.mark.parametrize(("status", "counted"), [(404, False), (403, True)], ids=["uninstalled", "forbidden"])
+def test_a_kind_that_is_uninstalled_is_no_watch_that_has_stopped(status: int, counted: bool) -> None:
+    """The alert on watches that have stopped looks at the series of each resource."""
+    server = Server([(5, {"type": "ERROR", "object": {}})])
+
+    async def refused_later() -> None:
+        asyncio.get_running_loop().call_later(2, setattr, server, "refusal", ApiError(status, "", "no"))
+        await watched(server, 10)
+
+    run(refused_later())
+    assert (server.lists, len(server.watches)) == (2, 1)
+    series = [sample.labels for metric in WATCH_STARTS.collect() for sample in metric.samples]
+    assert any(labels["resource"] == "networkpolicies" for labels in series) is counted
 
 
 def test_why_a_kind_is_not_watched_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
