@@ -232,6 +232,19 @@ class Cluster:
         for pod in pods:
             await self.report(pod, {"conditions": [*whole, _condition("Ready", "False")]})
 
+    async def warn_about(self, pod: Object, reason: str, message: str) -> None:
+        """An event about the pod with this metadata, as a kubelet, a scheduler or an autoscaler posts it."""
+        about = {"apiVersion": "v1", "kind": "Pod", "namespace": self.namespace, "name": pod["name"], "uid": pod["uid"]}
+        said = {
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+            "firstTimestamp": _now(),
+            "lastTimestamp": _now(),
+        }
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{pod['name']}.1"}, "involvedObject": about}
+        await self.client.create(f"/api/v1/namespaces/{self.namespace}/events", "events", event | said)
+
     async def ends(self, *pods: str, code: int = 0, message: Object | None = None, phase: str | None = None) -> None:
         """Their trainers exit. A kubelet since Kubernetes 1.27 says so while the phase is still Running."""
         terminated: Object = {"exitCode": code, "reason": "Error" if code else "Completed"}

@@ -4,7 +4,6 @@ what to do about it.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -96,20 +95,8 @@ async def test_a_volume_that_cannot_be_mounted_is_found_in_the_events_of_its_pod
     pods = await cluster.gang_exists()
     first, second = (pod["metadata"] for pod in pods)
     await cluster.runs(first["name"])
-    about = {"apiVersion": "v1", "kind": "Pod", "namespace": cluster.namespace}
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    event = {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": f"{second['name']}.1"},
-        "involvedObject": about | {"name": second["name"], "uid": second["uid"]},
-        "type": "Warning",
-        "reason": "FailedMount",
-        "message": 'MountVolume.SetUp failed for volume "key" : secret "key" not found',
-        "firstTimestamp": now,
-        "lastTimestamp": now,
-    }
-    await cluster.client.create(f"/api/v1/namespaces/{cluster.namespace}/events", "events", event)
+    said = 'MountVolume.SetUp failed for volume "key" : secret "key" not found'
+    await cluster.warn_about(second, "FailedMount", said)
     degraded = await cluster.condition("Degraded", "FailedMount")
     assert f'pod {second["name"]}: MountVolume.SetUp failed for volume "key"' in degraded["message"]
     assert "Create it in the job's namespace" in degraded["message"]

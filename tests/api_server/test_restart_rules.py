@@ -128,6 +128,31 @@ async def test_a_rule_excludes_a_node_and_leaves_the_templates_own_affinity(
     assert "drain the node" in status["lastFailure"]["advice"]
 
 
+async def test_pods_prefer_other_nodes_where_karpenter_adds_none_for_those_that_exclude_some(
+    cluster: Cluster, operator: Operator
+) -> None:
+    rules = [{"reasons": ["GPUFault"], "action": "ExcludeNode"}]
+    await cluster.apply_job(restart={"rules": rules, "backoff": {"initialSeconds": 0}})
+    for rank, pod in enumerate(await cluster.gang_exists()):
+        await bind(cluster, pod["metadata"]["name"], f"gpu-{rank}")
+    pods = await run(cluster, 0)
+    await cluster.ends(pods[1], code=1, message=raised("CUDA error: uncorrectable ECC error encountered", rank=1))
+    for pod in await cluster.gang_exists(1):
+        unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+        await cluster.report(pod["metadata"]["name"], {"conditions": [unplaced | {"lastTransitionTime": None}]})
+        said = "Failed to schedule pod, node selector term with matchFields is not supported"
+        await cluster.warn_about(pod["metadata"], "FailedScheduling", said)
+    for pod in await cluster.gang_exists(2):
+        of_nodes = pod["spec"]["affinity"]["nodeAffinity"]
+        assert "requiredDuringSchedulingIgnoredDuringExecution" not in of_nodes
+        (term,) = of_nodes["preferredDuringSchedulingIgnoredDuringExecution"]
+        not_there = {"key": "metadata.name", "operator": "NotIn", "values": ["gpu-1"]}
+        assert term == {"weight": 100, "preference": {"matchFields": [not_there]}}
+    status = await cluster.status()
+    assert (status["excludedNodes"], status["restarts"], status["disruptions"]) == (["gpu-1"], 1, 0)
+    assert "cordon or delete" in condition(status, "Restarting")["message"]
+
+
 async def test_a_node_that_fails_a_job_often_enough_is_avoided(cluster: Cluster, operator: Operator) -> None:
     await cluster.apply_job(restart={"excludeNodeAfter": 2, "backoff": {"initialSeconds": 0}})
     for attempt in range(2):
