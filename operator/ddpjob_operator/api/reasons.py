@@ -76,8 +76,8 @@ STATES = (
     Reason(
         "NodesPreferred",
         "Restarting=True",
-        "Karpenter adds no node for a pod whose affinity excludes nodes by name. From here on the pods of the job only "
-        "prefer other nodes. This does not count.",
+        "Karpenter (1.7 or newer) adds no node for a pod whose affinity excludes nodes by name. From here on the pods "
+        "of the job only prefer other nodes. This does not count.",
         "Cordon or delete the nodes that are not to be used again.",
     ),
     Reason(

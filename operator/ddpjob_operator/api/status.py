@@ -372,7 +372,9 @@ class DDPJobStatus(APIModel):
     """Time of the last failure of each of these nodes."""
 
     excluded_nodes: tuple[str, ...] = ()
-    """Nodes that the job does not use: until a day after their last failure, those of a rule for good."""
+    """Nodes that the job does not use: until a day after their last failure, those of a rule for good. With Karpenter,
+    which adds no node for pods that exclude some, the job prefers others.
+    """
 
     corrupt_snapshots: tuple[str, ...] = ()
     """Snapshots that failed verification and were set aside, with the reason."""

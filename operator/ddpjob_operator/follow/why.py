@@ -335,7 +335,8 @@ def _lost(status: DDPJobStatus) -> tuple[Section, ...]:
     if goodput is not None and goodput.recovering >= 1:
         lines.append(f"{seconds_in_words(goodput.recovering)} went into restarts and into the steps that were lost")
     if status.excluded_nodes:
-        lines.append(f"nodes no longer used: {', '.join(status.excluded_nodes)}")
+        how = "that others are preferred to" if status.internal.node_names_refused else "no longer used"
+        lines.append(f"nodes {how}: {', '.join(status.excluded_nodes)}")
     lines += [f"snapshot set aside: {snapshot}" for snapshot in status.corrupt_snapshots]
     return _section("Lost", *lines)
 

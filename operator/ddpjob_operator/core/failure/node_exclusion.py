@@ -71,6 +71,11 @@ def unwelcome(policy: Restart, status: DDPJobStatus) -> tuple[str, ...]:
     return tuple(sorted(_offenders(policy, status.node_failures) - set(status.excluded_nodes)))
 
 
+def barred(status: DDPJobStatus) -> tuple[str, ...]:
+    """The nodes on which no pod of the job may be. None where pods find no node while they exclude some by name."""
+    return () if status.internal.node_names_refused else status.excluded_nodes
+
+
 def newly_excluded(before: DDPJobStatus, after: DDPJobStatus) -> str:
     """For people, as a clause: which nodes have just been excluded; empty if none."""
     new = [
@@ -78,14 +83,16 @@ def newly_excluded(before: DDPJobStatus, after: DDPJobStatus) -> str:
         for name in after.excluded_nodes
         if name not in before.excluded_nodes
     ]
+    if after.internal.node_names_refused:
+        return f"new pods prefer other nodes to {'; to '.join(new)}" if new else ""
     return f"new pods keep away from {'; from '.join(new)}" if new else ""
 
 
 def kept_away_from(status: DDPJobStatus) -> str:
     """For people who wonder why a pod finds no node; empty if no node is excluded."""
-    if not status.excluded_nodes or status.internal.node_names_refused:
+    names = ", ".join(barred(status))
+    if not names:
         return ""
-    names = ", ".join(status.excluded_nodes)
     return f"it keeps away from {names} (status.excludedNodes), which failed this job before"
 
 

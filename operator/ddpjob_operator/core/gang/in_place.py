@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
+from ddpjob_operator.core.failure.node_exclusion import barred
 from ddpjob_operator.core.failure.node_lost import is_lost, patience
 from ddpjob_operator.core.gang.group import takes_others
 from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept, members, starting_since
@@ -46,7 +47,7 @@ def kept_pods(look: Look, size: int) -> dict[str, int]:
     allowed = patience(look)  # walks all pods
 
     def may_stay(pod: PodView) -> bool:
-        return not is_lost(pod, allowed, look.now) and pod.node_name not in look.status.excluded_nodes
+        return not is_lost(pod, allowed, look.now) and pod.node_name not in barred(look.status)
 
     survivors = [pod for pod in look.gang if can_be_kept(pod) and may_stay(pod)]
     spares = [pod for pod in ready_spares(look) if may_stay(pod)]

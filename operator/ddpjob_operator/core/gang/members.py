@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.detect import has_succeeded
+from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, has_succeeded
 from ddpjob_operator.core.failure.node_exclusion import NODES_KEPT, unwelcome
 from ddpjob_operator.core.failure.node_lost import force_deletions, gone_nodes
 from ddpjob_operator.core.gang.creation import until_creatable
@@ -113,6 +113,13 @@ def can_be_kept(pod: PodView) -> bool:
 def is_kept(pod: PodView, status: DDPJobStatus) -> bool:
     """Whether a pod of an older attempt takes part in the current one."""
     return pod.name in status.internal.kept_pods and pod.attempt < status.attempt and can_be_kept(pod)
+
+
+def still_holds(look: Look, pod: PodView) -> bool:
+    """Whether a pod that is going may soon give back what is missing; one whose grace is over never may."""
+    if not pod.deleting:
+        return pod.attempt != look.status.attempt
+    return pod.gone_by is None or look.seconds_until(pod.gone_by) + SETTLE_SECONDS > 0
 
 
 def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:

@@ -15,7 +15,7 @@ from math import inf
 from ddpjob_operator.api.status import Condition, DDPJobStatus, Phase
 from ddpjob_operator.core.failure.diagnosis import advice_for
 from ddpjob_operator.core.failure.node_exclusion import kept_away_from
-from ddpjob_operator.core.gang.members import members, starting_since
+from ddpjob_operator.core.gang.members import asking_since, members, starting_since, still_holds
 from ddpjob_operator.core.manifests.spec_changes import edited_fields
 from ddpjob_operator.core.transitions import degrade, mark_scheduled, mark_unscheduled, recover
 from ddpjob_operator.core.values import conditions as cond
@@ -26,6 +26,9 @@ from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 STARTUP_GRACE_SECONDS = 3.0
 
+
+AUTOSCALER_SECONDS = 15.0
+"""How long an autoscaler may take to see that a pod finds no node. Karpenter gathers pods for up to 10 s."""
 
 SHORTEST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 60.0
@@ -299,22 +302,28 @@ def until_warnings_are_read(look: Look, pods: tuple[PodView, ...]) -> float | No
 
 
 def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None, datetime | None]:
-    since = starting_since(look)
-    pod = next((pod for pod in pods if _is_unexplained(pod) or _may_be_refused(look, pod)), None)
+    pod, grace = next((pod for pod in pods if may_be_refused(look, pod)), None), AUTOSCALER_SECONDS
+    since = max(filter(None, (asking_since(look), pod.created if pod else None)), default=None)
+    if pod is None:
+        pod, since, grace = next(filter(_is_unexplained, pods), None), starting_since(look), STARTUP_GRACE_SECONDS
     if since is None or pod is None or look.status.phase not in _WAITING:
         return None, None
     if (known := look.observed.warnings.get(pod.uid)) is None:
-        return pod, since + timedelta(seconds=STARTUP_GRACE_SECONDS)
+        return pod, since + timedelta(seconds=grace)
     waited = (known.at - since).total_seconds()
     wait = min(LONGEST_WAIT_SECONDS, max(SHORTEST_WAIT_SECONDS, waited))
     return pod, known.at + timedelta(seconds=wait)
 
 
-def _may_be_refused(look: Look, pod: PodView) -> bool:
-    """Whether it finds no node, and an autoscaler may say that it adds none for a pod that excludes nodes by name."""
+def may_be_refused(look: Look, pod: PodView) -> bool:
+    """Whether it finds no node, and an autoscaler may say that it adds none for a pod that excludes nodes by name. Not
+    while pods of an older attempt are about to give back theirs.
+    """
     internal = look.status.internal
     names = (look.status.excluded_nodes or internal.avoided_nodes) and not internal.node_names_refused
-    return bool(names) and pod.reason == "Unschedulable" and not (pod.placed or pod.deleting)
+    if not names or pod.reason != "Unschedulable" or pod.placed or pod.deleting:
+        return False
+    return not any(still_holds(look, other) for other in look.observed.pods)
 
 
 def _is_unexplained(pod: PodView) -> bool:

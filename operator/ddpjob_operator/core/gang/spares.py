@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Sequence
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.failure.node_exclusion import barred
 from ddpjob_operator.core.failure.node_lost import is_lost, patience
 from ddpjob_operator.core.gang.children import create_service
 from ddpjob_operator.core.gang.creation import until_creatable
@@ -51,7 +52,7 @@ def free_spares(look: Look) -> tuple[PodView, ...]:
     """
     of_ranks = frozenset(look.names)
     spares = [pod for pod in _good(look) if can_be_kept(pod) and pod.name not in of_ranks]
-    welcome = [pod for pod in spares if pod.node_name not in look.status.excluded_nodes]
+    welcome = [pod for pod in spares if pod.node_name not in barred(look.status)]
     return tuple(sorted(welcome, key=lambda pod: (not (pod.running and pod.ready), not pod.running, pod.name)))
 
 

@@ -20,9 +20,15 @@ from ddpjob_operator.api.policies import Backoff
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, released
-from ddpjob_operator.core.failure.detect import SETTLE_SECONDS
 from ddpjob_operator.core.failure.node_exclusion import forgiven
-from ddpjob_operator.core.gang.members import LEAST_WAIT_SECONDS, asking_since, done_and_gone, members, stop
+from ddpjob_operator.core.gang.members import (
+    LEAST_WAIT_SECONDS,
+    asking_since,
+    done_and_gone,
+    members,
+    still_holds,
+    stop,
+)
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.spec_changes import digests
@@ -31,7 +37,6 @@ from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.observed import PodView
 
 LONGEST_QUOTA_SECONDS = 60
 """The longest wait after a quota's refusal: room may come at any time, and a try ends at the first refusal."""
@@ -91,7 +96,7 @@ def _refused(look: Look) -> Problem | None:
     problem, pods = look.observed.problem, members(look)
     if problem is None or problem.reason == NAME_TAKEN or _may_pass(look, problem):
         return None
-    if any(_still_holds(look, pod) for pod in look.observed.pods):
+    if any(still_holds(look, pod) for pod in look.observed.pods):
         return None
     there = len(pods) + len(done_and_gone(look))
     if not pods or there >= look.gang_size or _is_enough(look, there):
@@ -105,13 +110,6 @@ def _may_pass(look: Look, problem: Problem) -> bool:
     since = asking_since(look)
     recent = since is None or look.seconds_since(since) < TRANSIENT_SECONDS
     return problem.reason == ADMISSION_FAILED and recent
-
-
-def _still_holds(look: Look, pod: PodView) -> bool:
-    """Whether a pod that is going may soon give back what is missing; one whose grace is over never may."""
-    if not pod.deleting:
-        return pod.attempt != look.status.attempt
-    return pod.gone_by is None or look.seconds_until(pod.gone_by) + SETTLE_SECONDS > 0
 
 
 def _not_in_time(look: Look) -> Problem | None:

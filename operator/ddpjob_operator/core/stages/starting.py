@@ -29,6 +29,7 @@ from ddpjob_operator.core.gang.members import (
     with_node_counts,
 )
 from ddpjob_operator.core.gang.problems import (
+    may_be_refused,
     until_startup_problem,
     until_warnings_are_read,
     warnings_to_read,
@@ -92,7 +93,7 @@ def _in_new_group(look: Look) -> Plan | None:
 
 def _with_forgiven_nodes(look: Look) -> Plan | None:
     """Begin again where a pod waits for a node, and may use more of them than when it was created."""
-    if not _waiting_for_node(look) or look.status.internal.node_names_refused:
+    if not _may_be_forgiven(look):
         return None
     status = forgiven(look.job.spec.restart, look.status, look.now)
     again = [name for name in look.status.excluded_nodes if name not in status.excluded_nodes]
@@ -107,12 +108,16 @@ def _with_forgiven_nodes(look: Look) -> Plan | None:
     return next_attempt(look.with_status(status), Cause(NODES_FORGIVEN, message, event=event))
 
 
+def _may_be_forgiven(look: Look) -> bool:
+    return bool(_waiting_for_node(look)) and not look.status.internal.node_names_refused
+
+
 def _with_preferred_nodes(look: Look) -> Plan | None:
     """Begin again where an autoscaler adds no node for a pod that excludes nodes by name, as Karpenter does not. From
     then on pods of this job prefer others: a job that waits for a node that never comes is worse off.
     """
-    warned = (look.observed.warnings.get(pod.uid) for pod in _waiting_for_node(look))
-    if look.status.internal.node_names_refused or not any(found and found.refuses_names for found in warned):
+    warned = (look.observed.warnings.get(pod.uid) for pod in _waiting_for_node(look) if may_be_refused(look, pod))
+    if not any(found and found.refuses_names for found in warned):
         return None
     internal = look.status.internal
     names = ", ".join(dict.fromkeys((*look.status.excluded_nodes, *internal.avoided_nodes)))
@@ -122,7 +127,9 @@ def _with_preferred_nodes(look: Look) -> Plan | None:
     )
     event = Event("Warning", NODES_PREFERRED, message)
     look = look.with_status(with_node_names_refused(look.status))
-    return next_attempt(look, Cause(NODES_PREFERRED, message, event=event))
+    return next_attempt(
+        look, Cause(NODES_PREFERRED, message, max(_backoff_left(look), LEAST_WAIT_SECONDS), event=event)
+    )
 
 
 def _waiting_for_node(look: Look) -> list[PodView]:
@@ -178,7 +185,7 @@ def _fill(look: Look) -> Plan:
             until_released(after),
             until_lost(look.observed.pods, patience(look), look.now),
             until_resized(after),
-            until_forgiven(look.job.spec.restart, after.status, look.now) if _waiting_for_node(after) else None,
+            until_forgiven(look.job.spec.restart, after.status, look.now) if _may_be_forgiven(after) else None,
             until_filled(look),
             until_synced(look),
             # spares are created once it is on record that the gang runs

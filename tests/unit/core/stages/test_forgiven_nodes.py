@@ -145,25 +145,39 @@ REFUSED = PodWarning(NOW, refuses_names=True)
 UNSCHEDULABLE = replace(WAITING[1], reason="Unschedulable", message="0/1 nodes are available")
 
 
-def waiting(status: DDPJobStatus, warning: PodWarning | None = None, seconds: float = 10) -> Plan:
+def waiting(status: DDPJobStatus, warning: PodWarning | None = None, *others: PodView, seconds: float = 20) -> Plan:
     """One pod of two finds no node, and one of the attempt before has not confirmed its deletion."""
-    observed = seen(replace(WAITING[0], phase=PodPhase.RUNNING), UNSCHEDULABLE, unconfirmed(), attempt=1)
+    observed = seen(replace(WAITING[0], phase=PodPhase.RUNNING), UNSCHEDULABLE, unconfirmed(), *others, attempt=1)
     if warning is not None:
         observed = replace(observed, warnings={UNSCHEDULABLE.uid: warning})
     return plan(make_job(status, nodes=2, restart={"scope": "Gang"}), observed, later(seconds), DEFAULTS)
 
 
 AWAY: list[dict[str, Any]] = [EXCLUDED, {"avoided_nodes": ("node-1",)}]
+READ = ReadWarnings(UNSCHEDULABLE.name, UNSCHEDULABLE.uid)
 
 
 @pytest.mark.parametrize("away", AWAY, ids=["excluded", "avoided"])
 def test_an_autoscaler_is_asked_why_a_pod_that_excludes_nodes_finds_none(away: dict[str, Any]) -> None:
-    def is_read(**fields: Any) -> bool:
-        return ReadWarnings(UNSCHEDULABLE.name, UNSCHEDULABLE.uid) in waiting(restarting(**fields)).actions
+    assert READ in waiting(restarting(**away)).actions
+    assert READ not in waiting(restarting()).actions
+    assert READ not in waiting(restarting(**away, node_names_refused=True)).actions
 
-    assert is_read(**away)
-    assert not is_read()
-    assert not is_read(**away, node_names_refused=True)
+
+def test_an_autoscaler_has_some_time_to_answer() -> None:
+    early = waiting(restarting(**EXCLUDED), seconds=5)
+    assert READ not in early.actions
+    assert early.requeue_after is not None
+    assert early.requeue_after <= 10
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_pod_that_pulls_its_image_does_not_hide_the_one_that_is_refused(rank: int) -> None:
+    pulls = replace(WAITING[rank], scheduled=True, node_name="node-2")
+    refused = replace(WAITING[1 - rank], reason="Unschedulable")
+    job = make_job(restarting(**EXCLUDED), nodes=2, restart={"scope": "Gang"})
+    decided = plan(job, seen(pulls, refused, attempt=1), later(20), DEFAULTS)
+    assert ReadWarnings(refused.name, refused.uid) in decided.actions
 
 
 @pytest.mark.parametrize("away", AWAY, ids=["excluded", "avoided"])
@@ -177,16 +191,25 @@ def test_where_an_autoscaler_adds_no_node_for_pods_that_exclude_some_they_prefer
     assert event.reason == "NodesPreferred"
     assert "prefer others to node-1" in event.message
     assert after.status_first
-    made = [action.manifest["spec"] for action in after.actions if isinstance(action, CreatePod)]
+    job = make_job(after.status, nodes=2, restart={"scope": "Gang"})
+    following = plan(job, seen(unconfirmed(), attempt=2), later(30), DEFAULTS)
+    made = [action.manifest["spec"] for action in following.actions if isinstance(action, CreatePod)]
     assert [avoided_nodes(spec) for spec in made] == [frozenset(), frozenset()]
     preferred = [term["preference"] for spec in made for term in spec["affinity"]["nodeAffinity"][PREFERRED]]
     assert preferred == [{"matchFields": [NOT_ON_NODE_1]}] * 2
 
 
-def test_pods_that_prefer_others_already_are_not_made_anew() -> None:
-    status = restarting(**EXCLUDED, node_names_refused=True)
-    assert waiting(status, REFUSED).status.attempt == 1
-    assert waiting(status, seconds=DAY).status.attempt == 1
+def test_nodes_that_old_pods_are_about_to_give_back_are_waited_for() -> None:
+    going = make_pod(0, attempt=0, deleting=True, gone_by=later(25))
+    decided = waiting(restarting(**EXCLUDED), REFUSED, replace(going, uid="going", name="digits-0-0"))
+    assert decided.status.attempt == 1
+
+
+@pytest.mark.parametrize("seconds", [20, DAY, 2 * DAY])
+def test_pods_that_prefer_others_already_are_not_made_anew(seconds: float) -> None:
+    decided = waiting(restarting(**EXCLUDED, node_names_refused=True), REFUSED, seconds=seconds)
+    assert decided.status.attempt == 1
+    assert decided.requeue_after is None or decided.requeue_after > 0
 
 
 def test_that_they_prefer_others_is_known_to_the_attempts_that_follow() -> None:
@@ -194,3 +217,16 @@ def test_that_they_prefer_others_is_known_to_the_attempts_that_follow() -> None:
     status = in_phase(Phase.RUNNING, attempt=0, spec_digests=made_from, node_names_refused=True, **EXCLUDED)
     decided = plan(make_job(status, nodes=2), seen(make_pod(0), failed(1, 137)), later(10), DEFAULTS)
     assert (decided.status.attempt, decided.status.internal.node_names_refused) == (1, True)
+
+
+@pytest.mark.parametrize(("refused", "kept"), [(None, {}), (True, {"digits-0-0": 0})], ids=["excluded", "preferred"])
+def test_a_pod_that_runs_where_others_are_preferred_is_reused(refused: bool | None, kept: dict[str, int]) -> None:
+    job = make_job(nodes=2, restart={"scope": "InPlace"})
+    status = in_phase(
+        Phase.RUNNING, attempt=0, spec_digests=digests(job, DEFAULTS), node_names_refused=refused, **EXCLUDED
+    )
+    there = replace(make_pod(0), node_name="node-1")
+    decided = plan(
+        make_job(status, nodes=2, restart={"scope": "InPlace"}), seen(there, failed(1, 137)), later(10), DEFAULTS
+    )
+    assert (decided.status.attempt, decided.status.internal.kept_pods) == (1, kept)
