@@ -100,6 +100,10 @@ class Settings:
     """SCRAPERS: labels of the namespaces that may read metrics of pods under such a policy, such as
     kubernetes.io/metadata.name=monitoring, separated by commas. Empty: the operator alone may."""
 
+    readers: tuple[str, ...] = ()
+    """READERS: networks (CIDR) that may read the status and metrics of pods under such a policy, separated by commas:
+    those that the API server connects from, which asks the ranks for `ddpjob watch`, `why` and `dashboard`."""
+
     notify_url: str = field(default="", repr=False)
     """NOTIFY_URL: http(s) URL to which the end of each job is posted as a CloudEvent. Empty: nowhere."""
 
@@ -303,6 +307,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "POLL_SECONDS": _seconds(0.1, 3600),
     "NETWORK_POLICY": _choice("off", "ingress", "isolated"),
     "SCRAPERS": _labels,
+    "READERS": _networks,
     "RESOLVERS": _resolvers,
     "SOURCES": _networks,
     "NOTIFY_URL": _url,

@@ -113,7 +113,9 @@ def load_defaults(settings: Settings) -> Callable[[str], Defaults]:
     if settings.network_policy != "off":
         isolated = settings.network_policy == "isolated"
         resolvers = tuple(map(_peer, settings.resolvers))
-        network = NetworkAccess(own_namespace(), settings.scrapers, isolated, resolvers, settings.sources)
+        network = NetworkAccess(
+            own_namespace(), settings.scrapers, isolated, resolvers, settings.sources, settings.readers
+        )
     known = {name: _defaults(settings, network, configuration, name) for name in configuration.namespaces}
     others = _defaults(settings, network, configuration, None)
     for name in (*OF_THE_CLUSTER, *filter(None, (in_cluster_namespace(),))):

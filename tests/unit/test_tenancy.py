@@ -141,9 +141,11 @@ def test_isolated_jobs_reach_the_resolvers_and_sources_that_the_settings_name() 
         "DDPJOB_OPERATOR_NETWORK_POLICY": "isolated",
         "DDPJOB_OPERATOR_RESOLVERS": "openshift-dns/dns.operator.openshift.io/daemonset-dns=default, 169.254.20.10/32",
         "DDPJOB_OPERATOR_SOURCES": "192.0.2.0/24",
+        "DDPJOB_OPERATOR_READERS": "198.51.100.0/28",
     }
     found = load_defaults(settings.load(given))("any").network
     assert found is not None
     labels = {"dns.operator.openshift.io/daemonset-dns": "default"}
     assert found.resolvers == (Peer("openshift-dns", labels), Peer(network="169.254.20.10/32"))
     assert found.sources == ("192.0.2.0/24",)
+    assert found.readers == ("198.51.100.0/28",)

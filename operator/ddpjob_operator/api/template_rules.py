@@ -61,6 +61,29 @@ def restarted_trainer(spec: DDPJobSpec) -> str | None:
     return None
 
 
+def unsaid_ranks(spec: DDPJobSpec) -> str | None:
+    """Accelerators that `ranks_per_node` does not count: those of podTemplate, and those of other names than `/gpu`.
+    All but one of them would be idle.
+    """
+    if spec.procs_per_node is not None or spec.gpus_per_node:
+        return None
+    given: list[tuple[str, Any]] = [("spec.resources", {"limits": spec.resources.limits} if spec.resources else None)]
+    for index, container in enumerate(_objects(_template(spec), "containers")):
+        if container.get("name") == "trainer":
+            given.append((f"spec.podTemplate.spec.containers[{index}].resources", container.get("resources")))
+    for path, resources in given:
+        limits = resources.get("limits") if isinstance(resources, dict) else None
+        for name, count in (limits if isinstance(limits, dict) else {}).items():
+            if is_accelerator(str(name)) and str(count).isdigit() and int(count) > 1:
+                return f"{path}.limits: {name}: {count} would have one rank; set spec.procsPerNode: {count}"
+    return None
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether each unit of a resource is a device for a rank of its own."""
+    return resource.endswith("/gpu") or resource in ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
+
+
 def taken_volume_name(spec: DDPJobSpec) -> str | None:
     """A volume is known by its name, and the operator's would take the place of the user's."""
     taken = {"shared": "the job's data"}

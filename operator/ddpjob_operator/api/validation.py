@@ -29,6 +29,7 @@ from ddpjob_operator.api.template_rules import (
     reserved_template_env,
     restarted_trainer,
     taken_volume_name,
+    unsaid_ranks,
 )
 
 LONGEST_WINDOW = 100
@@ -373,6 +374,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(("podTemplate",), "", "", reserved_template_env),
     Rule(("podTemplate",), "", "", taken_volume_name, at_start=True),
     Rule(("podTemplate",), "", "", restarted_trainer, at_start=True),
+    Rule(("procsPerNode",), "", "", unsaid_ranks, at_start=True),
 )
 
 

@@ -54,4 +54,6 @@ def _note(asked: Sequence[PodView], answers: Sequence[TrainerReport | ApiError |
     if len(asked) > _MOST_PODS:
         return f"The ranks of {_MOST_PODS} of {len(asked)} pods."
     silent = sum(1 for found in answers if not isinstance(found, TrainerReport))
+    if silent and silent == len(asked) > 1:
+        return f"None of {len(asked)} pods answers the API server: does a NetworkPolicy keep it out (settings.READERS)?"
     return f"{silent} of {len(asked)} pods do not answer." if silent else ""

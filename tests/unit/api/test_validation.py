@@ -302,6 +302,9 @@ def test_a_default_has_no_part_in_a_digest_so_that_an_operator_may_know_more_of_
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
+EIGHT_GPUS: dict[str, Any] = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+
+
 def template(**spec: Any) -> dict[str, Any]:
     return {"podTemplate": {"spec": spec}}
 
@@ -319,6 +322,15 @@ def template(**spec: Any) -> dict[str, Any]:
          "use spec.restart"),
         (template(containers=[{"name": "trainer", "restartPolicy": "Never", "restartPolicyRules": []}]), None),
         (template(containers=[{"name": "logs", "restartPolicy": "OnFailure"}]), None),
+        (template(containers=[EIGHT_GPUS]),
+         "spec.podTemplate.spec.containers[0].resources.limits: nvidia.com/gpu: 8 would have one rank; set "
+         "spec.procsPerNode: 8"),
+        (template(containers=[EIGHT_GPUS]) | {"procsPerNode": 1}, None),
+        (template(containers=[EIGHT_GPUS | {"name": "render"}]), None),
+        (template(containers=[EIGHT_GPUS]) | {"resources": {"limits": {"nvidia.com/gpu": 8}}}, None),
+        ({"resources": {"limits": {"habana.ai/gaudi": "8"}}},
+         "spec.resources.limits: habana.ai/gaudi: 8 would have one rank; set spec.procsPerNode: 8"),
+        ({"resources": {"limits": {"gpu.intel.com/xe": 1, "nvidia.com/mig-1g.5gb": 2}}}, None),
         (template(volumes=[{"name": "tmp", "emptyDir": {}}, {"name": "shared", "emptyDir": {}}]),
          "spec.podTemplate.spec.volumes[1].name: the operator's volume shared has the job's data; give this one "
          "another name, or remove it"),
@@ -361,6 +373,8 @@ def template(**spec: Any) -> dict[str, Any]:
     ],
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
          "a trainer that is restarted alone", "a trainer that is not", "a sidecar may be",
+         "GPUs that have no ranks", "one rank with all of them", "GPUs of a sidecar", "GPUs that are counted elsewhere",
+         "accelerators that are not counted", "one, and parts of one",
          "the name of the job's volume", "that name with another claim", "that name with the same claim",
          "that name with the same claim and an option", "that name with a claim that is text",
          "a name that is free in a gang", "the name of the volume with the place in the gang",

@@ -78,3 +78,9 @@ async def test_pods_that_cannot_be_asked_are_said(error: ApiError, note: str) ->
     )
     assert [rank.rank for rank in found.ranks] == [0]
     assert note in found.note
+
+
+async def test_where_no_pod_answers_a_network_policy_may_be_why() -> None:
+    silent = ApiError(0, "Timeout", "no answer")
+    found = await read_reports(cast(Client, Pods(a=silent, b=silent)), "team", "u", 0, (pod("a"), pod("b")))
+    assert found.note == "None of 2 pods answers the API server: does a NetworkPolicy keep it out (settings.READERS)?"

@@ -86,8 +86,8 @@ HINTS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "CreateContainerConfigError",
-        r"runAsNonRoot",
-        "Use an image with a non-root user, or set securityContext in podTemplate.",
+        r"runAsNonRoot|non-root policy",
+        "Use an image with a non-root user, or set runAsNonRoot: false in the securityContext of podTemplate.",
     ),
     (
         "FailedMount",

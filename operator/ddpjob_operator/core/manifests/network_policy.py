@@ -127,6 +127,8 @@ def _on_the_nodes_network(job: Job) -> bool:
 
 
 def _readers(access: NetworkAccess) -> list[Manifest]:
-    operator = _peer(Peer(access.operator_namespace, OPERATOR_LABELS))
-    scrapers = {"namespaceSelector": {"matchLabels": dict(access.scrapers)}}
-    return [operator, scrapers] if access.scrapers else [operator]
+    """The operator, the scrapers, and networks such as the API server's, which asks on behalf of users."""
+    readers = [_peer(Peer(access.operator_namespace, OPERATOR_LABELS))]
+    if access.scrapers:
+        readers.append({"namespaceSelector": {"matchLabels": dict(access.scrapers)}})
+    return [*readers, *({"ipBlock": {"cidr": network}} for network in access.readers)]

@@ -85,6 +85,8 @@ class NetworkAccess:
     """The cluster's DNS servers."""
     sources: tuple[str, ...] = ()
     """Networks (CIDR) that initializers of isolated jobs may reach."""
+    readers: tuple[str, ...] = ()
+    """Networks (CIDR) that may read the status and metrics of pods."""
 
 
 class PodSecurity(StrEnum):

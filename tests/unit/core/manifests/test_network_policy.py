@@ -116,6 +116,13 @@ def test_without_scrapers_only_the_operator_reads_the_status() -> None:
     assert not lets_in(closed, "monitoring", {"app": "prometheus"}, 9400)
 
 
+def test_networks_that_ask_on_behalf_of_users_read_the_status_and_no_more() -> None:
+    """The API server's, for its proxy."""
+    rules = policy(NetworkAccess("ddpjob-system", readers=("10.0.0.0/28",)))["spec"]["ingress"]
+    from_network = [rule for rule in rules if {"ipBlock": {"cidr": "10.0.0.0/28"}} in rule["from"]]
+    assert [rule["ports"] for rule in from_network] == [[{"port": 9400, "protocol": "TCP"}]]
+
+
 def test_what_pods_reach_themselves_is_left_to_the_cluster() -> None:
     assert policy()["spec"]["policyTypes"] == ["Ingress"]
 
