@@ -302,7 +302,7 @@ def until_warnings_are_read(look: Look, pods: tuple[PodView, ...]) -> float | No
 
 
 def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None, datetime | None]:
-    pod, grace = next((pod for pod in pods if may_be_refused(look, pod)), None), AUTOSCALER_SECONDS
+    pod, grace = next(iter(maybe_refused(look, pods)), None), AUTOSCALER_SECONDS
     since = max(filter(None, (asking_since(look), pod.created if pod else None)), default=None)
     if pod is None:
         pod, since, grace = next(filter(_is_unexplained, pods), None), starting_since(look), STARTUP_GRACE_SECONDS
@@ -315,15 +315,15 @@ def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None
     return pod, known.at + timedelta(seconds=wait)
 
 
-def may_be_refused(look: Look, pod: PodView) -> bool:
-    """Whether it finds no node, and an autoscaler may say that it adds none for a pod that excludes nodes by name. Not
-    while pods of an older attempt are about to give back theirs.
+def maybe_refused(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
+    """Those that find no node, and of which an autoscaler may say that it adds none for pods that exclude nodes by
+    name. None while pods of an older attempt are about to give back theirs.
     """
     internal = look.status.internal
     names = (look.status.excluded_nodes or internal.avoided_nodes) and not internal.node_names_refused
-    if not names or pod.reason != "Unschedulable" or pod.placed or pod.deleting:
-        return False
-    return not any(still_holds(look, other) for other in look.observed.pods)
+    if not names or any(still_holds(look, pod) for pod in look.observed.pods):
+        return ()
+    return tuple(pod for pod in pods if pod.reason == "Unschedulable" and not (pod.placed or pod.deleting))
 
 
 def _is_unexplained(pod: PodView) -> bool:

@@ -29,7 +29,7 @@ from ddpjob_operator.core.gang.members import (
     with_node_counts,
 )
 from ddpjob_operator.core.gang.problems import (
-    may_be_refused,
+    maybe_refused,
     until_startup_problem,
     until_warnings_are_read,
     warnings_to_read,
@@ -116,7 +116,7 @@ def _with_preferred_nodes(look: Look) -> Plan | None:
     """Begin again where an autoscaler adds no node for a pod that excludes nodes by name, as Karpenter does not. From
     then on pods of this job prefer others: a job that waits for a node that never comes is worse off.
     """
-    warned = (look.observed.warnings.get(pod.uid) for pod in _waiting_for_node(look) if may_be_refused(look, pod))
+    warned = (look.observed.warnings.get(pod.uid) for pod in maybe_refused(look, members(look)))
     if not any(found and found.refuses_names for found in warned):
         return None
     internal = look.status.internal
