@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +23,8 @@ from tests.trainer.forked import start as forked
 from ddpjob_operator.cluster import paths
 
 HERE = Path(__file__).parent
+LOG_SHOWN = 20_000
+"""Characters of a log, in the report of a test that failed."""
 SERVER = pytest.StashKey[ApiServer | Impossible]()
 SHARED = pytest.StashKey["Shared"]()
 StartOperator = Callable[..., Awaitable[Operator]]
@@ -41,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.api_server)
     for first in here[:1]:
         first.add_marker(pytest.mark.timeout(START_SECONDS + 300), append=False)  # before a timeout of its own
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails shows what the operator that it shares has logged last."""
+    report = yield
+    operator = getattr(item, "funcargs", {}).get("operator")
+    if report.failed and isinstance(operator, Operator) and operator.log.exists():
+        report.sections.append(("log of the operator", operator.log.read_text(errors="replace")[-LOG_SHOWN:]))
+    return report
 
 
 def pytest_sessionfinish() -> None:
