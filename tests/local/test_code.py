@@ -21,6 +21,10 @@ print("arguments", sys.argv[1:], "layers", layers, "config", Path("config.txt").
 with open("seen.txt", "a") as seen:
     seen.write(f"{layers} ")
 print("kept", Path("seen.txt").read_text())
+runs = Path(__file__).resolve().parent / "runs.txt"
+with runs.open("a") as file:
+    file.write(f"{layers} ")
+print("kept beside the script", runs.read_text())
 """
 
 
@@ -49,6 +53,7 @@ def test_an_edited_line_runs_and_relative_files_are_kept(tmp_path: Path) -> None
     code, output = run(tmp_path, "train.py")
     assert (code, "arguments [] layers 3 config a" in output) == (0, True), output
     assert "kept 2 3" in output
+    assert "kept beside the script 2 3" in output
     assert not (tmp_path / "seen.txt").exists(), "the folder itself is not written to"
     refused, said = run(tmp_path, "train.yaml", "--nodes", "2")
     assert refused == 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -98,12 +99,25 @@ def newest_snapshot(shared: Path, job: str) -> int | None:
 
 
 def has_written_files(shared: Path, job: str) -> bool:
-    """Whether scripts of this job have left files in their working directory, where those of the code are links."""
-    for folder, folders, names in os.walk(shared / "work" / job):
+    """Whether scripts of this job have left files in their working directory, beside those of its code."""
+    work, code = shared / "work" / job, dict[str, list[str]]()
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        code = dict(json.loads((shared / "work" / f".{job}" / "code.json").read_bytes())["files"])
+    for folder, folders, names in os.walk(work):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        if any(not (Path(folder) / name).is_symlink() for name in names):
-            return True
+        for file in (Path(folder) / name for name in names):
+            if not file.is_symlink() and not _is_of_code(file, code.get(str(file.relative_to(work)), [])):
+                return True
     return False
+
+
+def _is_of_code(file: Path, digests: list[str]) -> bool:
+    """Whether it is as the trainer has put it there."""
+    try:
+        with file.open("rb") as content:
+            return bool(digests) and hashlib.file_digest(content, "sha256").hexdigest() in digests
+    except OSError:
+        return False
 
 
 def created_after_others(shared: Path, job: str, now: datetime) -> datetime:

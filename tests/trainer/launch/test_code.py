@@ -1,9 +1,10 @@
-"""Submitted code on its way to the ranks: unpacked once, verified, linked into the working directory."""
+"""Submitted code on its way to the ranks: unpacked once, verified, copied into the working directory."""
 
 from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import os
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from tests.trainer.launch.submitted import Alter, archive, digest_of, submitted
 
 from ddp_trainer.contract.environment import SubmittedCode
 from ddp_trainer.contract.exit_codes import EXIT_USER, UserError
-from ddp_trainer.launch import code_archive
+from ddp_trainer.launch import code_archive, work_files
 from ddp_trainer.launch.code import difference, unpack, volume_failure
 from ddp_trainer.launch.code_archive import Entry, digest
-from ddp_trainer.launch.leftovers import LEFTOVER_SECONDS
-from ddp_trainer.launch.work_links import link_code, plan_links
+from ddp_trainer.launch.leftovers import LEFTOVER_SECONDS, remove_leftovers
+from ddp_trainer.launch.work_files import copy_code, plan_files, whose_is
 from ddpjob_operator.core.manifests.code import part_name
 from ddpjob_operator.submit.pack import pack
 
@@ -35,11 +36,11 @@ FILES = {
 JOB = "digits"
 
 
-def run(shared: Path, files: Mapping[str, str]) -> Path:
+def run(shared: Path, files: Mapping[str, str], job: str = JOB) -> Path:
     """What the launcher does with these files; the working directory."""
     code = submitted(shared.parent / digest_of(files)[:8], files)
-    link_code(unpack(code, shared / "code"), code.sha256, shared, JOB)
-    return shared / "work" / JOB
+    copy_code(unpack(code, shared / "code"), code, shared, job)
+    return shared / "work" / job
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -183,15 +184,12 @@ def change(path: Path) -> None:
     [
         pytest.param(lambda tree: change(tree / "train.py"), "train.py is different", id="changed"),
         pytest.param(lambda tree: (tree / "lib/model.py").unlink(), "lib/model.py is missing", id="missing"),
-        pytest.param(lambda tree: (tree / "torch.py").touch(), "torch.py was added", id="added"),
         pytest.param(
             lambda tree: ((tree / "train.py").unlink(), (tree / "train.py").symlink_to(__file__)), "no file", id="link"
         ),
     ],
 )
-def test_a_copy_that_was_changed_is_replaced(
-    tmp_path: Path, capsys, damage: Callable[[Path], object], says: str
-) -> None:
+def test_a_copy_that_was_changed_is_mended(tmp_path: Path, capsys, damage: Callable[[Path], object], says: str) -> None:
     code = submitted(tmp_path / "archives", FILES)
     unpack(code, tmp_path / "code")
     tree = tmp_path / "code" / code.sha256
@@ -201,15 +199,30 @@ def test_a_copy_that_was_changed_is_replaced(
     assert says in capsys.readouterr().err
 
 
-def test_a_whole_copy_is_used_as_it_is_beside_bytecode_that_python_wrote_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["none", "file", "folder for a file", "file for a folder", "link for a folder"])
+def test_what_was_added_to_a_copy_stays_also_where_that_is_mended(tmp_path: Path, damage: str) -> None:
     code = submitted(tmp_path / "archives", FILES)
     listing = unpack(code, tmp_path / "code")
     tree = tmp_path / "code" / code.sha256
-    (tree / "lib/__pycache__").mkdir()
-    (tree / "lib/__pycache__/model.cpython-311.pyc").touch()
-    before = tree.stat().st_ino
+    (tree / "runs/exp").mkdir(parents=True)
+    (tree / "runs/exp/last.pt").write_text("three days")
+    if damage == "file":
+        change(tree / "train.py")
+    if damage == "folder for a file":
+        (tree / "train.py").unlink()
+        (tree / "train.py").mkdir()
+        (tree / "train.py/last.pt").write_text("four days")
+    if damage in ("file for a folder", "link for a folder"):
+        (tree / "lib").rename(tree / "before")
+        (tmp_path / "outside").mkdir()
+        (tree / "lib").touch() if damage.startswith("file") else (tree / "lib").symlink_to(tmp_path / "outside")
+    inode = tree.stat().st_ino
     assert unpack(code, tmp_path / "code") == listing
-    assert tree.stat().st_ino == before
+    assert difference(tree, listing) is None
+    assert tree.stat().st_ino == inode
+    kept = {text for text in texts(tree).values() if "days" in text}
+    assert kept == {"three days"} | ({"four days"} if damage == "folder for a file" else set())
+    assert not (tmp_path / "outside").exists() or not list((tmp_path / "outside").iterdir())
 
 
 def test_pods_that_unpack_at_the_same_time_leave_one_whole_copy(tmp_path: Path) -> None:
@@ -223,7 +236,7 @@ def test_pods_that_unpack_at_the_same_time_leave_one_whole_copy(tmp_path: Path) 
         try:
             listing = unpack(code, tmp_path / "code")
             problems.append(difference(tmp_path / "code" / code.sha256, listing))
-            link_code(listing, code.sha256, tmp_path, JOB)
+            copy_code(listing, code, tmp_path, JOB)
         except BaseException as error:
             problems.append(error)
 
@@ -247,14 +260,28 @@ def test_what_a_killed_process_left_half_made_is_removed_a_day_later(tmp_path: P
     assert {path.name for path in (tmp_path / "code").iterdir()} == {".new", code.sha256}
 
 
-def test_the_working_directory_has_the_files_of_the_code_as_links(shared: Path) -> None:
+def test_the_working_directory_has_the_files_of_the_code(shared: Path) -> None:
     work = run(shared, FILES)
     assert texts(work) == FILES
-    assert not (work / "lib").is_symlink()
-    assert (work / "lib/model.py").readlink() == shared / "code" / digest_of(FILES) / "lib/model.py"
+    assert (work / "lib/model.py").resolve() == work / "lib/model.py"
+    assert (work / "lib/model.py").stat().st_nlink == 1
 
 
-def test_links_follow_the_code_and_files_of_the_job_stay(shared: Path) -> None:
+def test_what_a_script_writes_beside_its_resolved_file_stays_and_is_of_its_job(shared: Path) -> None:
+    """As train.py of YOLOv5 does."""
+    work = run(shared, FILES)
+    root = (work / "train.py").resolve().parent
+    (root / "runs").mkdir()
+    (root / "runs/last.pt").write_text("three days")
+    other = run(shared, FILES, "other")
+    assert texts(other) == FILES
+    run(shared, FILES)
+    run(shared, FILES | {"train.py": "# edited"})
+    assert (work / "train.py").resolve().parent == root
+    assert texts(root) == FILES | {"train.py": "# edited", "runs/last.pt": "three days"}
+
+
+def test_the_files_follow_the_code_and_those_of_the_job_stay(shared: Path) -> None:
     work = run(shared, FILES | {"old/gone.py": "", "old/kept/gone.py": "", "bare/gone.py": "", "was_file": ""})
     (work / "old/kept/result.txt").write_text("of the job")
     (work / "bare/__pycache__").mkdir()
@@ -268,15 +295,14 @@ def test_links_follow_the_code_and_files_of_the_job_stay(shared: Path) -> None:
     assert texts(work) == FILES | {"old/kept/result.txt": "of the job"}
 
 
-def test_links_of_a_pod_that_was_killed_meanwhile_are_found_again(shared: Path, monkeypatch) -> None:
-    def full(target: str, path: Path, record: Path) -> None:
+def test_files_of_a_pod_that_was_killed_meanwhile_are_found_again(shared: Path, monkeypatch) -> None:
+    def full(new: Path, path: Path) -> None:
         if path.name == "train.py":
             raise OSError(28, "No space left on device")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(target)
+        path.hardlink_to(new)
 
     with monkeypatch.context() as during:
-        during.setattr("ddp_trainer.launch.work_links._link", full)
+        during.setattr("ddp_trainer.launch.work_files._put", full)
         with pytest.raises(OSError, match="No space"):
             run(shared, {"a.py": "", "train.py": ""})
     work = run(shared, {"train.py": "1"})
@@ -286,8 +312,9 @@ def test_links_of_a_pod_that_was_killed_meanwhile_are_found_again(shared: Path, 
 def test_what_the_job_wrote_in_the_place_of_new_code_is_named_and_stays(shared: Path) -> None:
     work = run(shared, FILES)
     (work / "results.json").write_text("of the job")
-    with pytest.raises(UserError, match=r"results\.json; move or delete them there"):
-        run(shared, FILES | {"results.json": "of the code"})
+    for _ in range(2):  # a pod that begins again finds no more to its liking
+        with pytest.raises(UserError, match=r"results\.json; move or delete them there"):
+            run(shared, FILES | {"results.json": "of the code"})
     assert texts(work) == FILES | {"results.json": "of the job"}
 
 
@@ -300,26 +327,127 @@ def test_what_the_job_has_replaced_itself_stays_after_a_restart(shared: Path, ca
     assert "config/ü.yaml" in capsys.readouterr().err
 
 
-A, B = (f"/mnt/shared/code/{digit * 64}" for digit in "ab")
+def test_data_of_the_code_that_the_job_has_changed_stays_until_its_author_changes_it(shared: Path, capsys) -> None:
+    work = run(shared, FILES | {"train.log": "epoch 1\n"})
+    change(work / "train.log")
+    edited = FILES | {"train.py": "# edited", "train.log": "epoch 1\n"}
+    run(shared, edited)
+    assert texts(work) == edited | {"train.log": "evil = 1\n"}
+    assert "kept what the job has written in the place of its code: train.log" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"train\.log; move or delete them there"):
+        run(shared, edited | {"train.log": "another one\n"})
+    assert texts(work) == edited | {"train.log": "evil = 1\n"}
+
+
+def test_a_module_that_was_changed_is_replaced_and_kept_under_another_name(shared: Path, capsys) -> None:
+    work = run(shared, FILES)
+    change(work / "lib/model.py")
+    with (work / "lib/model.py").open("a") as file:
+        run(shared, FILES)
+        file.write("worse = 2\n")
+    (aside,) = texts(work).keys() - FILES.keys()
+    assert texts(work) == FILES | {aside: "evil = 1\nworse = 2\n"}
+    assert aside.startswith("lib/model.py.changed-")
+    assert f"replaced, and kept as {aside.removeprefix('lib/')}" in capsys.readouterr().err
+
+
+def test_a_file_that_has_lost_its_content_is_written_again(shared: Path) -> None:
+    work = run(shared, FILES)
+    time_before = (work / "config/ü.yaml").stat().st_mtime
+    (work / "config/ü.yaml").chmod(0o644)
+    (work / "config/ü.yaml").write_text("")
+    os.utime(work / "config/ü.yaml", (time_before, time_before))
+    run(shared, FILES)
+    assert texts(work) == FILES
+
+
+def test_a_volume_without_hard_links_has_the_files_too(shared: Path, monkeypatch) -> None:
+    def refuse(path: Path, other: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    work = run(shared, FILES)
+    assert texts(work) == FILES
+    change(work / "train.py")
+    run(shared, FILES)
+    assert sorted(texts(work).values()) == sorted([*FILES.values(), "evil = 1\n"])
+
+
+def test_what_a_pod_is_putting_there_is_no_leftover_for_another_one(shared: Path, monkeypatch) -> None:
+    put = work_files._put
+
+    def with_another_pod(new: Path, path: Path) -> None:
+        remove_leftovers(shared / "work" / f".{JOB}", time.time())
+        put(new, path)
+
+    monkeypatch.setattr(work_files, "_put", with_another_pod)
+    assert texts(run(shared, FILES)) == FILES
+
+
+def test_files_behind_a_link_that_the_job_has_made_are_left(shared: Path) -> None:
+    work = run(shared, FILES)
+    (work / "lib").rename(shared / "elsewhere")
+    (work / "lib").symlink_to(shared / "elsewhere")
+    run(shared, {"train.py": ""})
+    assert texts(shared / "elsewhere") == {"__init__.py": "", "model.py": "WIDTH = 8\n"}
 
 
 @pytest.mark.parametrize(
-    ("found", "make", "remove", "taken"),
+    ("found", "make", "set_aside", "remove", "taken"),
     [
-        pytest.param({}, ["d/x", "y"], [], [], id="nothing yet"),
-        pytest.param({"d/x": f"{A}/d/x", "y": f"{A}/y"}, [], [], [], id="all there"),
-        pytest.param({"d/x": f"{B}/d/x", "y": f"{A}/y"}, ["d/x"], [], [], id="of other code"),
-        pytest.param({"d/x": f"/other{A}/d/x"}, ["d/x", "y"], [], [], id="the volume was mounted elsewhere"),
-        pytest.param({"y": None}, ["d/x"], [], ["y"], id="a file of the job"),
-        pytest.param({"y": "/mnt/shared/y"}, ["d/x"], [], ["y"], id="a link of the job"),
-        pytest.param({"d": None}, ["y"], [], ["d"], id="a file where a folder should be"),
-        pytest.param({"d": f"{B}/d"}, ["d/x", "y"], ["d"], [], id="other code had a file there"),
-        pytest.param({"y": f"{B}/z"}, ["d/x"], [], ["y"], id="a link of the job to another file of code"),
+        pytest.param({}, ["d/x", "y"], [], [], [], id="nothing yet"),
+        pytest.param({"d/x": "code", "y": "code"}, [], [], [], [], id="all there"),
+        pytest.param({"d/x": "earlier", "y": "code"}, ["d/x"], [], [], [], id="of other code"),
+        pytest.param({"y": "changed"}, ["d/x", "y"], ["y"], [], [], id="changed, and runs"),
+        pytest.param({"y": "job"}, ["d/x"], [], [], ["y"], id="a file of the job"),
+        pytest.param({"d": "job"}, ["y"], [], [], ["d"], id="a file where a folder should be"),
+        pytest.param({"d": "earlier"}, ["d/x", "y"], [], ["d"], [], id="other code had a file there"),
     ],
 )
-def test_what_is_done_about_what_is_there(found, make, remove, taken) -> None:
-    plan = plan_links({"d/x": f"{A}/d/x", "y": f"{A}/y"}, found)
-    assert (sorted(plan.make), list(plan.remove), list(plan.taken)) == (make, remove, taken)
+def test_what_is_done_about_what_is_there(found, make, set_aside, remove, taken) -> None:
+    plan = plan_files({"d/x", "y"}, found)
+    assert [list(part) for part in plan] == [make, set_aside, remove, taken]
+
+
+OLD, NEW = (hashlib.sha256(text.encode()).hexdigest() for text in ("old", "new"))
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "known", "whose"),
+    [
+        pytest.param("m.py", None, [OLD], None, id="nothing"),
+        pytest.param("m.py", "new", [], "code", id="as submitted"),
+        pytest.param("m.py", "old", [OLD], "earlier", id="of earlier code"),
+        pytest.param("m.py", "mine", [OLD], "changed", id="a module that was changed"),
+        pytest.param("m.py", "mine", [], "job", id="a module that the job has written"),
+        pytest.param("run", "mine", [OLD], "changed", id="a program that was changed"),
+        pytest.param("a/requirements-gpu.txt", "mine", [OLD], "changed", id="requirements"),
+        pytest.param("a/log.txt", "mine", [OLD], "job", id="data that was changed"),
+        pytest.param("a/log.txt", "", [OLD], "job", id="data that is being written anew"),
+        pytest.param("m.py", f"-> /other/shared/code/{'a' * 64}/m.py", [], "earlier", id="a link to code"),
+        pytest.param("m.py", f"-> /mnt/shared/code/{'a' * 64}/n.py", [], "job", id="a link to another file of code"),
+        pytest.param("m.py", "-> /mnt/shared/m.py", [], "job", id="a link of the job"),
+    ],
+)
+def test_of_whom_a_file_is(tmp_path: Path, path: str, text: str | None, known: list[str], whose: str | None) -> None:
+    file = tmp_path / path
+    file.parent.mkdir(exist_ok=True)
+    if text is not None and text.startswith("-> "):
+        file.symlink_to(text.removeprefix("-> "))
+    elif text is not None:
+        file.write_text(text)
+    entry = Entry(0o755 if path == "run" else 0o644, NEW)
+    assert whose_is(file, path, entry, known) == whose
+
+
+def test_a_file_that_becomes_executable_without_another_content_is(shared: Path) -> None:
+    for mode in (0o644, 0o755):
+        folder = shared.parent / f"archives-{mode:o}"
+        archive(folder / "00.tar.gz", {"run": "#!/bin/sh\n"}, mode=mode)
+        executable = frozenset({"run"}) if mode & 0o111 else frozenset[str]()
+        code = SubmittedCode(folder, digest_of({"run": "#!/bin/sh\n"}, executable))
+        copy_code(unpack(code, shared / "code"), code, shared, JOB)
+        assert (shared / "work" / JOB / "run").stat().st_mode & 0o111 == mode & 0o111
 
 
 @pytest.mark.processes

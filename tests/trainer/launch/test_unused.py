@@ -17,10 +17,10 @@ from ddp_trainer.launch import code as launch_code
 from ddp_trainer.launch import unused
 from ddp_trainer.launch.code import difference as is_different
 from ddp_trainer.launch.code import unpack
-from ddp_trainer.launch.code_archive import read_archives
+from ddp_trainer.launch.code_archive import read_archives, read_hashed
 from ddp_trainer.launch.requirements import _record
 from ddp_trainer.launch.unused import KEEP_DAYS, remove_unused
-from ddp_trainer.launch.work_links import link_code
+from ddp_trainer.launch.work_files import copy_code
 
 FILES = {"train.py": "import lib\n", "lib.py": ""}
 NOW = time.time()
@@ -68,21 +68,22 @@ def test_what_no_job_has_used_for_long_goes_and_what_is_not_ours_stays(tmp_path:
 
 def test_what_the_working_directory_of_a_job_refers_to_stays_until_it_is_replaced(tmp_path: Path) -> None:
     """However long that job runs."""
-    shared, first, other = tmp_path / "shared", "a" * 64, "b" * 64
+    shared, codes = tmp_path / "shared", [submitted(tmp_path / name, {"file": name}) for name in "ab"]
+    first, other = (code.sha256 for code in codes)
     env = made(shared, "envs", "c" * 32)
     made(shared, "code", first)
-    link_code(["file"], first, shared, "digits")
+    copy_code(listing(codes[0]), codes[0], shared, "digits")
     _record(shared / "work/.digits/packages.json", env)
     for path in (shared / "code" / first, env):
         os.utime(path, (LONG_AGO, LONG_AGO))
     remove_unused(shared, NOW)
-    assert left(shared) == [first, env.name]
+    assert left(shared) == sorted([first, env.name])
 
     made(shared, "code", other)
-    link_code(["file"], other, shared, "digits")
+    copy_code(listing(codes[1]), codes[1], shared, "digits")
     _record(shared / "work/.digits/packages.json", shared / "envs" / ("d" * 32))
     remove_unused(shared, NOW)
-    assert left(shared) == [first, other, env.name], "the pods before may still end"
+    assert left(shared) == sorted([first, other, env.name]), "the pods before may still end"
     remove_unused(shared, NOW + (KEEP_DAYS + 1) * 86400)
     assert left(shared) == [other]
 
@@ -155,7 +156,7 @@ def test_a_launcher_that_unpacks_removes_what_is_unused(tmp_path: Path, code: Su
 
 
 def listing(code: SubmittedCode) -> launch_code.Listing:
-    return read_archives(code, lambda path, mode, content: launch_code._hash(content))
+    return read_archives(code, lambda path, mode, content: read_hashed(content))
 
 
 def test_the_record_of_packages_is_written_once(tmp_path: Path) -> None:

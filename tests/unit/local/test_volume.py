@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -36,8 +38,16 @@ def test_files_that_a_script_has_written_differ_from_those_of_its_code(tmp_path:
     assert not has_written_files(tmp_path, "digits")
     (work / "pkg" / "__pycache__").mkdir(parents=True)
     (work / "pkg" / "__pycache__" / "model.pyc").touch()
-    (work / "pkg" / "model.py").symlink_to("/code/model.py")
+    (work / "pkg" / "model.py").write_text("layers = 2")
+    (work / "pkg" / "link").symlink_to("model.py")
+    assert has_written_files(tmp_path, "digits")
+    sha256 = hashlib.sha256(b"layers = 2").hexdigest()
+    (tmp_path / "work" / ".digits").mkdir()
+    (tmp_path / "work" / ".digits" / "code.json").write_text(json.dumps({"files": {"pkg/model.py": [sha256]}}))
     assert not has_written_files(tmp_path, "digits")
+    (work / "pkg" / "model.py").write_text("layers = 3")
+    assert has_written_files(tmp_path, "digits"), "the script has changed it"
+    (work / "pkg" / "model.py").write_text("layers = 2")
     (work / "pkg" / "snapshot.pt").touch()
     assert has_written_files(tmp_path, "digits")
 

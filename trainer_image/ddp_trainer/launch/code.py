@@ -1,6 +1,6 @@
 """The submitted code (`spec.code`): from the archives in the pod to the working directory of the ranks.
 
-    archives, mounted  →  code/<sha256>/ on the volume, read-only files  →  links in work/<job>/
+    archives, mounted  →  code/<sha256>/ on the volume, read-only  →  copies in work/<job>/
 
 Each pod does it once, before its first attempt, and several pods do it at the same time: the first that renames its
 copy has made it, and the others verify that one. A copy that is there already is read and compared too: jobs of other
@@ -9,32 +9,32 @@ people may write to the volume.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import os
+import shutil
 import stat
 import time
+from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import IO
 
 from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
 from ddp_trainer.contract.json_files import FULL
-from ddp_trainer.launch.code_archive import Listing, read_archives
+from ddp_trainer.launch.code_archive import Listing, read_archives, read_hashed
 from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
 from ddp_trainer.launch.unused import mark_used, remove_unused_aside
-from ddp_trainer.launch.work_links import link_code
-
-_CHUNK_BYTES: Final = 1 << 20
+from ddp_trainer.launch.work_files import copy_code, write_file
 
 
 def put_code(pod: PodEnvironment) -> None:
-    """Have the code that `pod` names on the volume, and links to it in the working directory of the ranks.
+    """Have the code that `pod` names on the volume, and its files in the working directory of the ranks.
 
     Raises UserError for code that cannot be used, OSError where the volume cannot be written to.
     """
     if pod.code is not None:
         listing = unpack(pod.code, pod.shared / "code")
-        link_code(listing, pod.code.sha256, pod.shared, pod.job)
+        copy_code(listing, pod.code, pod.shared, pod.job)
 
 
 def volume_failure(what: str, error: OSError) -> tuple[str, str]:
@@ -47,19 +47,19 @@ def unpack(code: SubmittedCode, folder: Path) -> Listing:
     tree, began = folder / code.sha256, time.monotonic()
     mark_used(tree)
     if tree.exists():
-        listing = read_archives(code, lambda path, mode, content: _hash(content))
+        listing = read_archives(code, lambda path, mode, content: read_hashed(content))
         damage = difference(tree, listing)
         if damage is None:
             log(f"code {code.sha256[:12]}: {_files(listing)}, on the volume already")
             return listing
-        log(f"code {code.sha256[:12]}: its copy on the volume was changed ({damage}) and is replaced")
+        log(f"code {code.sha256[:12]}: its copy on the volume was changed ({damage}) and is mended")
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder, time.time())
     part = beside(tree)
     part.mkdir()
     try:
-        listing = read_archives(code, lambda path, mode, content: _write(content, part / path, mode))
-        put_in_place(part, tree, lambda: difference(tree, listing) is None)
+        listing = read_archives(code, partial(_write, part))
+        put_in_place(part, tree, lambda: _is_mended(tree, part, listing))
     finally:
         remove(part)
     remove_unused_aside(folder.parent)
@@ -68,49 +68,57 @@ def unpack(code: SubmittedCode, folder: Path) -> Listing:
 
 
 def difference(tree: Path, listing: Listing) -> str | None:
-    """What is not as listed in the folder `tree`, in words; None if it is the same.
+    """What is not as listed in the folder `tree`, in words; None if all of it is.
 
-    Modes are not compared, since some volumes have none; nor is bytecode, which Python writes there for a script that
-    imports by its resolved path.
+    Modes are not compared, since some volumes have none; nor is what else is there: scripts of earlier versions of the
+    trainer have written into this folder, and nothing of it is imported or run.
     """
-    for path, entry in listing.items():
-        try:
-            if not stat.S_ISREG((tree / path).lstat().st_mode):
-                return f"{path} is no file any more"
-            with (tree / path).open("rb") as file:
-                if _hash(file) != entry.sha256:
-                    return f"{path} is different"
-        except (FileNotFoundError, NotADirectoryError):
-            return f"{path} is missing"
-    for parent, folders, names in os.walk(tree):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        links = [name for name in folders if Path(parent, name).is_symlink()]
-        for path in (str(Path(parent, name).relative_to(tree)) for name in [*names, *links]):
-            if path not in listing:
-                return f"{path} was added"
+    for path in listing:
+        problem = _problem(tree, path, listing)
+        if problem is not None:
+            return f"{path} {problem}"
     return None
 
 
-def _write(content: IO[bytes], path: Path, mode: int) -> str:
-    """Write a read-only file; the SHA-256 of its content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("xb") as file:
-        sha256 = _hash(content, into=file)
-    # Python takes bytecode for current if the time and the size of its source are the same. Times of unpacking or of
-    # commits can be equal for two versions of a file; one that follows from the content is not.
-    changed = 10**9 + int(sha256[:7], 16)
-    os.utime(path, (changed, changed))
-    path.chmod(mode & 0o555)
-    return sha256
+def _problem(tree: Path, path: str, listing: Listing) -> str | None:
+    try:
+        if not stat.S_ISREG((tree / path).lstat().st_mode):
+            return "is no file any more"
+        with (tree / path).open("rb") as file:
+            return None if read_hashed(file) == listing[path].sha256 else "is different"
+    except (FileNotFoundError, NotADirectoryError):
+        return "is missing"
 
 
-def _hash(content: IO[bytes], into: IO[bytes] | None = None) -> str:
-    sha256 = hashlib.sha256()
-    while chunk := content.read(_CHUNK_BYTES):
-        sha256.update(chunk)
-        if into is not None:
-            into.write(chunk)
-    return sha256.hexdigest()
+def _is_mended(tree: Path, part: Path, listing: Listing) -> bool:
+    """Whether `tree` has the files of `listing`, of which those that it lacks come from `part`. What is in the place of
+    a folder, or a folder in that of a file, gets another name: only the files of the code are replaced.
+    """
+    if tree.is_symlink() or not tree.is_dir():
+        return False
+    for path in listing:
+        if _problem(tree, path, listing) is not None:
+            _make_way(tree, path)
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(part / path, made := beside(tree / path))
+            made.replace(tree / path)
+    return True
+
+
+def _make_way(tree: Path, path: str) -> None:
+    folders = [tree / folder for folder in reversed(Path(path).parents[:-1])]
+    for place, is_in_the_way in (
+        *((folder, folder.is_symlink() or (folder.exists() and not folder.is_dir())) for folder in folders),
+        (tree / path, (tree / path).is_dir() and not (tree / path).is_symlink()),
+    ):
+        if is_in_the_way:
+            with contextlib.suppress(FileNotFoundError):  # another pod was faster
+                place.rename(place.with_name(f"{place.name[:200]}.changed-{os.urandom(4).hex()}"))
+
+
+def _write(tree: Path, path: str, mode: int, content: IO[bytes]) -> str:
+    (tree / path).parent.mkdir(parents=True, exist_ok=True)
+    return write_file(content, tree / path, mode & 0o555)
 
 
 def _files(listing: Listing) -> str:

@@ -28,6 +28,8 @@ _LONGEST_PATH: Final = 1024
 _HEADER_BYTES: Final = 4096
 """Of a tar archive, for each file: its header, one more for a long name, and padding."""
 
+_CHUNK_BYTES: Final = 1 << 20
+
 _DAMAGED: Final = (
     tarfile.TarError,
     gzip.BadGzipFile,
@@ -61,6 +63,16 @@ def digest(listing: Listing) -> str:
     return hashlib.sha256(
         b"".join(f"{mode:o} {sha256} {path}\n".encode() for path, (mode, sha256) in files)
     ).hexdigest()
+
+
+def read_hashed(content: IO[bytes], into: IO[bytes] | None = None) -> str:
+    """The SHA-256 of what can be read there, which is written to `into`."""
+    sha256 = hashlib.sha256()
+    while chunk := content.read(_CHUNK_BYTES):
+        sha256.update(chunk)
+        if into is not None:
+            into.write(chunk)
+    return sha256.hexdigest()
 
 
 def read_archives(code: SubmittedCode, consume: Consume) -> Listing:

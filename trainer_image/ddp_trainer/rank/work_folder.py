@@ -4,7 +4,7 @@ The working directory of a pod is its image's. That of the trainer image is /tmp
 saves a relative `snapshot.pt` there would start over after each failure. It works in `work/<job>` of the volume
 instead. The directory of any other image stays, because the script may read files of the image there.
 
-With submitted code it is always `work/<job>`, where the launcher has made links to the files of the code.
+With submitted code it is always `work/<job>`, where the launcher has put the files of the code.
 """
 
 from __future__ import annotations

@@ -202,8 +202,7 @@ def run_target(kind: str, name: str, args: Sequence[str]) -> None:
             f"the script {name} does not exist in this image or on its volumes{below}; check spec.entrypoint.script"
         )
     sys.argv = [str(script), *args]
-    # A script of submitted code is a link in the working directory, and so are the modules beside it. Python itself
-    # would follow it, to a folder where nothing may be written.
+    # As Python does, except for a link in the working directory: the modules beside it are meant.
     folder = script.resolve().parent if Path(name).is_absolute() else script.parent
     if sys.path[0] != str(folder):
         sys.path.insert(0, str(folder))
