@@ -2,7 +2,9 @@
 
 They are copies, and the job's own. A script that looks for its folder by `Path(__file__).resolve()` finds the working
 directory, and what it writes there is kept as what it writes by relative paths is. A link would lead it to
-`code/<digest>`, which all jobs with this code have in common.
+`code/<digest>`, which all jobs with this code have in common. They may be written to: `shutil.copy` and `cp` give a
+copy the mode of the file, and a script that keeps its source beside its logs copies it over the last one in each
+attempt.
 
 A record beside the working directory, `work/.<job>/code.json`, has the digests of what was put there: a file with one
 of them is the code's, and makes way for other code. Any other is the job's and stays, with one exception: where
@@ -154,7 +156,7 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
     for path in (path for path, entry in listing.items() if entry.mode & 0o111 and found.get(path) == "code"):
         with contextlib.suppress(OSError):  # it belongs to somebody else
             if not (work / path).stat().st_mode & 0o100:
-                (work / path).chmod(_mode(listing[path].mode))
+                (work / path).chmod(listing[path].mode)
     if is_new:
         _record(record, code.sha256, {path: {entry.sha256} for path, entry in listing.items()})
 
@@ -215,7 +217,7 @@ def _make(paths: Collection[str], found: Mapping[str, Whose], code: SubmittedCod
         if path not in wanted:
             return read_hashed(content)
         new = part / "file"
-        sha256 = write_file(content, new, _mode(mode))
+        sha256 = write_file(content, new, mode)
         (work / path).parent.mkdir(parents=True, exist_ok=True)
         if path in found:
             new.replace(work / path)
@@ -228,10 +230,6 @@ def _make(paths: Collection[str], found: Mapping[str, Whose], code: SubmittedCod
         read_archives(code, write)
     finally:
         remove(part)
-
-
-def _mode(mode: int) -> int:
-    return mode & 0o555
 
 
 def write_file(content: IO[bytes], path: Path, mode: int) -> str:
