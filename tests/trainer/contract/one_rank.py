@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def run_rank(
-    script: str, folder: Path, kind: str = "script", name: str = "script.py"
+    script: str, folder: Path, kind: str = "script", name: str = "script.py", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """One rank of one, as torchrun starts it; its output goes to a pipe, and is lost unless it is flushed."""
     path = folder / "script.py"
@@ -25,6 +25,7 @@ def run_rank(
         "WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
+        **variables,
     }
     command = [sys.executable, "-m", "ddp_trainer.rank.worker", kind, str(path) if kind == "script" else name]
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)

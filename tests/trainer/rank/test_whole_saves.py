@@ -104,6 +104,28 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file_and_the_next_one_clear
     assert torch.equal(torch.load(path), torch.zeros(3))
 
 
+LOOKS = """
+from pathlib import Path
+print(sorted(str(path.relative_to(FOLDER)) for path in Path(FOLDER).rglob("*.pt")), flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_that_looks_in_all_folders_finds_no_file_of_a_save_that_was_cut_short(tmp_path: Path) -> None:
+    """It looks before it saves for the first time, and before it imports torch."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    shared = {"DDPJOB_SHARED": str(tmp_path / "shared"), "DDPJOB_UID": "1-2"}
+    killed = f"PATH = {str(folder / 'step_1.pt')!r}\n{KILLED}\ntorch.save(Kills(), {str(folder / 'step_2.pt')!r})"
+    ended = run_rank(killed, tmp_path, DDPJOB_ATTEMPT="0", **shared)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len(list(folder.rglob("*.pt"))) == 2
+    ended = run_rank(f"FOLDER = {str(folder)!r}\n{LOOKS}", tmp_path, DDPJOB_ATTEMPT="1", **shared)
+    assert (ended.returncode, ended.stdout) == (0, "['step_1.pt']\n"), ended.stderr
+    assert list(folder.iterdir()) == [folder / "step_1.pt"]
+    assert list((tmp_path / "shared/logs/training/saving").iterdir()) == []
+
+
 TRANSACTION = """
 import os, shutil, signal, tempfile
 from pathlib import Path
@@ -171,6 +193,50 @@ def test_a_script_does_not_find_in_its_folder_what_a_killed_save_has_left(
         (left / "snapshot.pt").touch()
     save_whole_files("train-rank0")
     assert list(tmp_path.iterdir()) == [other]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "line", "is_removed"),
+    [
+        ("uid-1", '{"folder": "FOLDER", "prefix": ".ddpjob-saving-train-rank1-1234abcd"}', True),
+        ("uid-1", '{"folder\\n{"folder": "FOLDER", "prefix": ".ddpjob-saving-train-rank1-1234abcd"}', True),
+        ("uid-2", '{"folder": "FOLDER", "prefix": ".ddpjob-saving-train-rank1-1234abcd"}', False),
+        ("uid-1", '{"folder": "FOLDER", "prefix": ".ddpjob-saving-train-rank1-1234abce"}', False),
+        ("uid-1", '{"folder": "FOLDER/..", "prefix": "*"}', False),
+        ("uid-1", "[]", False),
+    ],
+    ids=["earlier", "after a line that was cut short", "of this attempt", "of another process", "no prefix", "no note"],
+)
+def test_only_what_an_earlier_attempt_was_writing_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: str, line: str, is_removed: bool
+) -> None:
+    before(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    left, notes = tmp_path / "saves/.ddpjob-saving-train-rank1-1234abcdqwertz_0", tmp_path / "notes"
+    for folder in (left, notes):
+        folder.mkdir(parents=True)
+    (left / "snapshot.pt").touch()
+    note = notes / f"{attempt}-1234abcd.jsonl"
+    note.write_text(line.replace("FOLDER", str(left.parent)).replace("\\n", "\n") + "\n")
+    save_whole_files("train-rank0", notes=notes, attempt="uid-2")
+    assert left.exists() != is_removed
+    assert note.exists() == (attempt == "uid-2")
+
+
+def test_a_folder_is_noted_once_and_one_that_cannot_be_noted_is_saved_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before(monkeypatch)
+    save_whole_files("train-rank0", notes=tmp_path / "notes", attempt="uid-0")
+    for name in ("1.pt", "2.pt"):
+        torch.save(torch.ones(3), tmp_path / name)
+    (note,) = (tmp_path / "notes").iterdir()
+    assert len(note.read_text().splitlines()) == 1
+    note.unlink()
+    note.mkdir()
+    (tmp_path / "other").mkdir()
+    torch.save(torch.ones(3), tmp_path / "other/1.pt")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["1.pt"]
 
 
 def test_a_process_that_a_rank_spawns_saves_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

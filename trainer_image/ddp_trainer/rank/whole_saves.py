@@ -7,6 +7,10 @@ it. `torch.save` to a path writes beside it therefore, and renames: the path has
 Lightning writes by a transaction of fsspec, into the folder for temporary files. In a pod that is another file system
 than the volume: the file was copied to its place, and is copied beside it now.
 
+What is written has the name that it will have, and a script that looks for checkpoints in all folders would take what a
+killed rank has left for one. So a rank notes each folder that it saves into, and before its script every rank removes
+what earlier attempts have left in theirs.
+
 SIGTERM waits for the end of a save on the main thread, for as long as the process is given: `shutdownSeconds` where the
 pod is asked to stop, 10 s after a failure of another rank of the pod, and 2 s where the whole gang restarts.
 """
@@ -17,6 +21,7 @@ import contextlib
 import errno
 import functools
 import glob
+import json
 import os
 import secrets
 import shutil
@@ -40,6 +45,7 @@ ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
 MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Files there count as memory of the pod: two of them may end it, and none outlasts it."""
+_SAVING: Final = ".ddpjob-saving-"
 _PROBE_BYTES: Final = 1 << 20
 
 
@@ -52,15 +58,54 @@ class _Saver:
     token: str
     """Of this process, and of those that it starts: what they write now is not left."""
     files: int
+    notes: Path | None
+    """A file: the folders that it has saved into, one a line."""
+
+    @property
+    def owners(self) -> str:
+        return f"{_SAVING}{self.owner}-"
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of its folders."""
+        return f"{self.owners}{self.token}"
 
 
-def save_whole_files(owner: str, files: int = 1) -> None:
+def save_whole_files(owner: str, files: int = 1, notes: Path | None = None, attempt: str = "") -> None:
     """From now on, in a rank and in all processes that it starts; call it before the script. `owner` is the job and its
-    rank. So many `files` may be written at a time: where another rank than 0 saves, all do.
+    rank. So many `files` may be written at a time: where another rank than 0 saves, all do. `notes` is a folder that
+    all attempts see, `attempt` a name that no other one has.
     """
-    saver = _Saver(owner, secrets.token_hex(4), files)
+    token = secrets.token_hex(4)
+    saver = _Saver(owner, token, files, notes / f"{attempt}-{token}.jsonl" if notes is not None else None)
+    if notes is not None:
+        _remove_left(notes, attempt)
     after_import_in_all_processes(SERIALIZATION, functools.partial(_install, saver))
     after_import(FSSPEC, functools.partial(_install_in_fsspec, saver))
+
+
+def _remove_left(notes: Path, attempt: str) -> None:
+    """Remove what ranks of earlier attempts were writing when they ended. Every rank does: so no script sees it."""
+    try:
+        earlier = sorted(note for note in notes.glob("*.jsonl") if not note.name.startswith(f"{attempt}-"))
+    except OSError:
+        return
+    for note in earlier:
+        with contextlib.suppress(OSError):
+            for line in note.read_text().splitlines():
+                with contextlib.suppress(ValueError, LookupError, TypeError, OSError):  # it was cut short
+                    noted = json.loads(line)
+                    _remove_folders(Path(noted["folder"]), noted["prefix"])
+            note.unlink()  # which the first of the ranks can
+
+
+def _remove_folders(folder: Path, prefix: str, but: str | None = None) -> None:
+    """Remove those of one process, or those of all processes of a rank `but` one."""
+    if not prefix.startswith(_SAVING) or "/" in prefix:
+        return
+    for left in folder.glob(f"{glob.escape(prefix)}{'[!-]' * (16 if but is not None else 8)}"):
+        if but is None or not left.name.startswith(but):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _install(saver: _Saver) -> None:
@@ -140,8 +185,8 @@ class _Beside:
     """Files written in a hidden folder beside their place, under their own name, which torch writes into them too."""
 
     def __init__(self, saver: _Saver) -> None:
-        self._owners = f".ddpjob-saving-{saver.owner}-"
-        self._prefix = f"{self._owners}{saver.token}"
+        self._saver = saver
+        self._noted: set[Path] = set()
         self._cleared: set[Path] = set()
         self._in_place: set[Path] = set()
 
@@ -154,7 +199,8 @@ class _Beside:
             return False
         try:
             self.clear(path.parent)
-            folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=path.parent))
+            self._note(path.parent)
+            folder = Path(tempfile.mkdtemp(prefix=self._saver.prefix, dir=path.parent))
         except OSError:
             return False
         try:
@@ -188,9 +234,16 @@ class _Beside:
         if folder in self._cleared:
             return
         self._cleared.add(folder)
-        for left in folder.glob(f"{glob.escape(self._owners)}{'[!-]' * 16}"):
-            if not left.name.startswith(self._prefix):
-                shutil.rmtree(left, ignore_errors=True)
+        _remove_folders(folder, self._saver.owners, but=self._saver.prefix)
+
+    def _note(self, folder: Path) -> None:
+        if self._saver.notes is None or folder in self._noted:
+            return
+        self._noted.add(folder)
+        with contextlib.suppress(OSError):  # the save itself may be to another volume
+            self._saver.notes.parent.mkdir(parents=True, exist_ok=True)
+            with self._saver.notes.open("a") as file:
+                file.write(json.dumps({"folder": str(folder), "prefix": self._saver.prefix}) + "\n")
 
 
 def _has_owner_of(path: Path, folder: Path) -> bool:

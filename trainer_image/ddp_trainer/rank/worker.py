@@ -75,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     guard(own, attempt=attempt, is_live=is_live)
     keep_destroyed_groups()
     if own_script:
-        save_whole_files(f"{job.name}-rank{own.rank}", 1 if own.rank == 0 else own.world_size)
+        files = 1 if own.rank == 0 else own.world_size
+        save_whole_files(f"{job.name}-rank{own.rank}", files, job.log_dir / "saving", attempt)
         unfinished = UnfinishedSaves(job.log_dir / "unfinished", attempt, own.rank)
         unfinished.remove()
         unfinished.watch()
