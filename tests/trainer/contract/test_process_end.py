@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -104,10 +105,59 @@ def test_a_script_that_closes_its_streams_is_judged_by_what_it_did(last_lines: s
 @pytest.mark.parametrize(("last_line", "code"), [("sys.exit(3)", 3), ("raise ValueError('loss is NaN')", 1)])
 @pytest.mark.processes
 def test_a_rank_that_failed_keeps_its_exit_code(last_line: str, code: int, tmp_path: Path) -> None:
-    # on a busy machine its exit handlers may need more time than it leaves them
-    ended = run_rank(f"{SCRIPT}\nimport signal\nsignal.alarm = lambda seconds: 0\n{last_line}", tmp_path)
+    # on a busy machine its exit handlers may be idle for longer than it leaves them
+    patient = "from ddp_trainer.contract import unfinished\nunfinished.FAILED_SECONDS = 100.0\n"
+    ended = run_rank(f"{patient}{SCRIPT}{last_line}", tmp_path)
     assert ended.returncode == code, ended.stderr
     assert "exit handlers ran" in ended.stdout
+    assert "has failed" not in ended.stderr
+
+
+FAILS = """
+import atexit, os, sys, threading, time
+from ddp_trainer.contract import unfinished
+
+unfinished.FAILED_SECONDS = FAILED
+
+def uploads(seconds):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        sum(range(100_000))
+    print("uploaded", flush=True)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "failed", "limit", "uploaded", "words"),
+    [
+        ("uploads, 8.0", 2.0, 60, True, "what it left at work may go on for 5"),
+        ("uploads, 1000", 2.0, 5, False, "cutting its exit handlers and threads (MainThread), still at work "),
+        ("time.sleep, 1000", 0.5, 60, False, "cutting its exit handlers and threads (MainThread), idle "),
+    ],
+    ids=["works", "works for too long", "waits"],
+)
+@pytest.mark.processes
+def test_what_a_failed_script_left_at_work_may_go_on_and_what_is_cut_is_named(
+    handler: str, failed: float, limit: int, uploaded: bool, words: str, tmp_path: Path
+) -> None:
+    script = FAILS.replace("= FAILED", f"= {failed}")
+    ended = run_rank(
+        f"{script}\natexit.register({handler})\nraise ValueError('loss is NaN')", tmp_path,
+        DDPJOB_SHUTDOWN_SECONDS=str(limit),
+    )  # fmt: skip
+    assert (ended.returncode, "uploaded" in ended.stdout) == (1, uploaded), ended.stderr
+    assert f"ddp_trainer: the script has failed; {words}" in ended.stderr
+    assert ("cutting" in ended.stderr) != uploaded
+
+
+@pytest.mark.processes
+def test_a_failed_script_that_lets_no_other_thread_run_is_ended_by_the_kernel(tmp_path: Path) -> None:
+    holds = "import ctypes; atexit.register(ctypes.PyDLL(None).sleep, 1000)"
+    ended = run_rank(f"{FAILS.replace('= FAILED', '= 0.5')}\n{holds}\nraise ValueError('loss is NaN')", tmp_path)
+    assert ended.returncode == -signal.SIGALRM, ended.stderr
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert outcome["exitCode"] == 1
 
 
 @pytest.mark.processes

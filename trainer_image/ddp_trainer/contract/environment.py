@@ -25,6 +25,7 @@ MAX_PID: Final = 2**22
 MAX_CREATED: Final = 10**12 - 1
 MAX_KEEP: Final = 1_000_000
 MAX_STEPS: Final = 10**9
+SHUTDOWN_SECONDS: Final = 45.0
 SNAPSHOT_RESUME: Final = ("Any", "Own")
 """Of `spec.snapshots.resume`; the first is the default."""
 NON_FINITE_LOSS: Final = ("Warn", "Stop", "Rollback")
@@ -92,7 +93,7 @@ class PodEnvironment:
     shared: Path
     run_dir: Path
     termination_log: Path
-    shutdown_seconds: float = 45.0
+    shutdown_seconds: float = SHUTDOWN_SECONDS
     """From SIGTERM to the moment when everything is killed; the pod's grace period must be longer."""
 
     stall_min_seconds: float = 30.0
@@ -175,6 +176,9 @@ class RankEnvironment:
 
     observe_script: bool = True
     """Report the progress of a script that does not report itself (`spec.observeScript`)."""
+
+    shutdown_seconds: float = SHUTDOWN_SECONDS
+    """How long a rank that failed may be at work before it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +273,7 @@ def parse_pod(env: Mapping[str, str], place: Assignment | None = None) -> PodEnv
         shared=reader.path("DDPJOB_SHARED"),
         run_dir=reader.path("DDPJOB_RUN_DIR"),
         termination_log=reader.path("DDPJOB_TERMINATION_LOG"),
-        shutdown_seconds=reader.seconds("DDPJOB_SHUTDOWN_SECONDS", 45.0),
+        shutdown_seconds=reader.seconds("DDPJOB_SHUTDOWN_SECONDS", SHUTDOWN_SECONDS),
         stall_min_seconds=reader.seconds("DDPJOB_STALL_MIN_SECONDS", 30.0),
         stall_max_seconds=reader.seconds("DDPJOB_STALL_MAX_SECONDS", 1800.0),
         assignment_dir=reader.path("DDPJOB_ASSIGNMENT_DIR") if env.get("DDPJOB_ASSIGNMENT_DIR") else None,
@@ -321,6 +325,7 @@ def parse_rank(env: Mapping[str, str]) -> RankEnvironment:
         agent_pid=reader.integer("DDPJOB_AGENT_PID", 1, MAX_PID) if env.get("DDPJOB_AGENT_PID") else None,
         scratch=Path(env["DDPJOB_SCRATCH"]) if env.get("DDPJOB_SCRATCH") else None,
         observe_script=env.get("DDPJOB_OBSERVE_SCRIPT") != "false",
+        shutdown_seconds=reader.seconds("DDPJOB_SHUTDOWN_SECONDS", SHUTDOWN_SECONDS),
     )
     reader.check()
     return parsed

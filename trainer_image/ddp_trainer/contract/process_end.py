@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -79,6 +81,24 @@ def settle(code: int, on_cut: OnCut | None = None) -> int:
         threading.Thread(target=_end_late, name="end", daemon=True).start()
     open_files.write_out(is_last=False)  # this process may be ended before its exit handlers are done
     return code
+
+
+def end_failed(code: int, seconds: float) -> None:
+    """From now on this process, whose script has failed, is ended with `code` when its exit handlers and threads are
+    idle for `unfinished.FAILED_SECONDS`, and when they have worked for `seconds`, or for END_SECONDS if that is less.
+    Call it on the main thread.
+
+    The kernel ends it where what hangs lets no other thread run.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _put_off_alarm()
+    limit = max(unfinished.FAILED_SECONDS, min(seconds, unfinished.END_SECONDS))
+    # daemon: Python waits for the others
+    threading.Thread(target=_end_failed, args=(code, limit), name="end failed", daemon=True).start()
+
+
+def _put_off_alarm() -> None:
+    signal.alarm(math.ceil(2 * unfinished.FAILED_SECONDS))
 
 
 def restore_stderr() -> None:
@@ -164,6 +184,26 @@ def _end_anyway() -> None:
         _on_cut(cut)
     _flush()
     _exit(EXIT_OK)
+
+
+def _end_failed(code: int, seconds: float) -> None:
+    began = time.monotonic()
+    patience, waited, has_said = unfinished.after_failure(), 0.0, False
+    while patience.goes_on() and waited < seconds:
+        if waited > unfinished.FAILED_SECONDS and not has_said:
+            has_said = True
+            say(f"ddp_trainer: the script has failed; what it left at work may go on for {seconds - waited:.0f} s more")
+        _put_off_alarm()
+        time.sleep(patience.look_seconds)
+        waited = time.monotonic() - began
+    others = ", ".join(thread.name for thread in threading.enumerate() if not thread.daemon)
+    state = "still at work" if patience.at_work else "idle"
+    say(
+        f"ddp_trainer: the script has failed; cutting its exit handlers and threads ({others}), {state} {waited:.0f} s "
+        "after it"
+    )
+    _flush()
+    _exit(code)
 
 
 def _has_process_groups() -> bool:

@@ -7,6 +7,11 @@ server, which would keep a finished run and its devices for ever, only waits: it
     HELPER_SECONDS   a process of multiprocessing that is no daemon may be idle
     END_SECONDS      threads and exit handlers may be idle
     WORK_SECONDS     all of it may work
+
+After a failure there is less time: a new attempt waits, and what hangs may wait for a lost peer.
+
+    FAILED_SECONDS   all of it may be idle
+    shutdownSeconds  all of it may work, or END_SECONDS if that is less
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 HELPER_SECONDS = 30.0
 END_SECONDS = 300.0
 WORK_SECONDS = 7200.0
+FAILED_SECONDS = 5.0
 
 STOP_SECONDS = 5.0
 """How long a process may take to end after SIGTERM."""
@@ -66,6 +72,11 @@ class Patience:
 def of_this_process() -> Patience:
     """For the threads and the exit handlers of this process, and what they started; on the thread that looks."""
     return Patience(used_here, END_SECONDS)
+
+
+def after_failure() -> Patience:
+    """The same, where the script has failed."""
+    return Patience(used_here, FAILED_SECONDS)
 
 
 def used_here() -> processes.Usage:

@@ -17,7 +17,6 @@ import gc
 import os
 import pkgutil
 import runpy
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.outcomes import classify, exit_text, outcome_of, record_cut, reserve_outcome, write_outcome
 from ddp_trainer.contract.process_end import (
     end_after_exit_handlers,
+    end_failed,
     end_helpers_at_exit,
     restore_stderr,
     settle,
@@ -52,8 +52,6 @@ from ddp_trainer.rank.work_folder import enter_work_folder
 
 _exit: Final = os._exit
 _has_record = False
-LEAVE_SECONDS = 5
-"""How long a rank that failed, and has said why, may take to end."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -114,9 +112,8 @@ def main(argv: Sequence[str]) -> int:
     code = outcome["exitCode"]
     if code not in (EXIT_OK, EXIT_PREEMPTED):
         # The script's hook and exit handlers run now, and one that waits for a lost peer may never return. The record
-        # is written; the kernel ends the process.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(LEAVE_SECONDS)
+        # is written; peers that recover live wait for the end of this process.
+        end_failed(code, 0.0 if job.live is not None else own.shutdown_seconds)
     if outcome["traceback"] is not None and failure is not None:
         call_hook(failure)
     return EXIT_OK if code == EXIT_PREEMPTED else code
