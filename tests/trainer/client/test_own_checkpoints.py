@@ -13,7 +13,7 @@ from tests.trainer.client.one_rank import model_and_optimizer, step
 from torch.utils.data import DataLoader
 
 from ddp_trainer.client.run import Run
-from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.contract.exit_codes import LossNotFinite, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.rank.observe import close_observer, observe
@@ -131,6 +131,24 @@ def test_a_program_that_saves_itself_is_still_observed_and_each_step_counts_once
     assert (beat["step"], beat["totalSteps"], beat["counters"]["steps"]) == (3, 9, 3)
     assert (beat["snapshot"]["step"], beat["observed"]) == (3, True)
     assert beat["loss"] == pytest.approx(float(loss.detach()))
+
+
+def test_an_observed_program_is_judged_by_the_losses_that_it_passes(attach: Any, tmp_path: Path) -> None:
+    heartbeat_dir(tmp_path / "run").mkdir(parents=True)
+    observe(Heartbeat(heartbeat_dir(tmp_path / "run"), observed=True), world_size=1, non_finite_loss="Stop")
+    try:
+        parameter = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([parameter], lr=0.0)
+        run = attach(environ={"DDPJOB_NON_FINITE_LOSS": "Stop"})
+        run.resume()
+        (parameter * torch.inf).sum().backward()
+        optimizer.step()
+        run.step_end(0.5)
+        run.step_end(torch.nan)
+        with pytest.raises(LossNotFinite, match="the loss of step 2 is nan"):
+            run.finish()
+    finally:
+        close_observer()
 
 
 def test_a_loss_is_recorded_with_the_throughput_that_was_observed(attach: Any, tmp_path: Path) -> None:

@@ -187,6 +187,18 @@ def test_a_loss_is_only_read_when_a_write_is_due(beat, clock):
     assert sum(loss.reads for loss in losses) <= 12
 
 
+def test_a_loss_that_is_shown_in_the_place_of_that_of_the_step_hides_it_from_no_check(beat, clock):
+    beat.step(step=1, loss=Loss(float("nan"), "cuda"), shown_loss=0.5)
+    assert (beat.read()["loss"], beat.loss, str(beat.loss_of_step)) == (0.5, 0.5, "nan")
+    clock.now += 2
+    beat.step(step=2, loss=2.5)
+    assert (beat.read()["loss"], beat.loss_of_step) == (2.5, 2.5)
+    beat.step(step=3, shown_loss=0.5)
+    beat.last_loss_is(1.5)
+    beat.flush()
+    assert beat.read()["loss"] == 1.5
+
+
 def test_counters_count_this_process_only(beat, clock):
     beat.resumed(100, samples=6400)
     for step in (101, 102):

@@ -573,3 +573,18 @@ def test_a_loss_that_is_not_finite_ends_a_script_without_snapshots(tmp_path: Pat
     observer.backward_begins(torch.tensor(torch.inf))
     with pytest.raises(LossNotFinite, match="the loss of step 1, or of one shortly before, is inf"):
         observer.stepped(optimizer)
+
+
+def test_only_a_run_that_has_the_losses_of_all_ranks_looks_at_them_instead(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+
+    def step(*, run_checks_loss: bool) -> None:
+        observer = ScriptObserver(Heartbeat(tmp_path), 1, non_finite_loss="Stop")
+        observer.begins(step=0, total_steps=9, run_checks_loss=run_checks_loss)
+        observer.begins(step=0, total_steps=9)  # as a library's Trainer does, in either order
+        observer.backward_begins(torch.tensor(torch.nan))
+        observer.stepped(optimizer)
+
+    step(run_checks_loss=True)
+    with pytest.raises(LossNotFinite):
+        step(run_checks_loss=False)

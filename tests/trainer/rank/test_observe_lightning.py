@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank.observe import close_observer, observe
 
@@ -22,7 +23,7 @@ class Unsized(IterableDataset[Any]):
 
 
 def fit(
-    directory: Path, dataset: Any = None, resume: Path | None = None, **settings: Any
+    directory: Path, dataset: Any = None, resume: Path | None = None, policy: str = "Warn", **settings: Any
 ) -> tuple[dict[str, Any], list[str]]:
     """Train as a tutorial does, observed; the last heartbeat, and the phases that were entered."""
     heartbeat_dir(directory).mkdir(parents=True)
@@ -30,7 +31,7 @@ def fit(
     phases: list[str] = []
     enter = heartbeat.enter
     heartbeat.enter = lambda phase: (phases.append(phase), enter(phase))  # type: ignore[assignment,func-returns-value]
-    observer = observe(heartbeat, world_size=1)
+    observer = observe(heartbeat, world_size=1, non_finite_loss=policy)
     try:
         import lightning  # takes seconds
 
@@ -91,6 +92,12 @@ def test_a_trainer_without_an_end_has_no_total(tmp_path: Path) -> None:
 def test_data_without_a_length_has_no_total(tmp_path: Path) -> None:
     beat, _ = fit(tmp_path, Unsized(), max_epochs=1)
     assert (beat["step"], beat["totalSteps"]) == (4, None)
+
+
+@pytest.mark.parametrize("policy", ["Stop", "Rollback"])
+def test_a_loss_that_is_not_finite_ends_a_trainer(tmp_path: Path, policy: str) -> None:
+    with pytest.raises(LossNotFinite, match="the loss of step 1, or of one shortly before, is nan"):
+        fit(tmp_path, TensorDataset(torch.full((32, 4), torch.nan), torch.ones(32, 1)), policy=policy, max_epochs=1)
 
 
 def test_the_callback_is_gone_once_the_script_is_no_longer_observed(tmp_path: Path) -> None:

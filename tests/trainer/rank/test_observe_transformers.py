@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank.observe import close_observer, observe
 
@@ -20,16 +21,31 @@ class Batches(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": torch.full((8,), index % 5), "labels": torch.tensor(index % 2)}
 
 
-def trained(tmp_path: Path, world_size: int, logs: dict[str, Any] | None = None, **arguments: Any) -> Any:
-    """A Trainer that has trained, observed as one of so many ranks; with `logs` among what it logs at each step."""
+def trained(
+    tmp_path: Path,
+    world_size: int,
+    logs: dict[str, Any] | None = None,
+    *,
+    policy: str = "Warn",
+    nan_from: int | None = None,
+    **arguments: Any,
+) -> Any:
+    """A Trainer that has trained, observed as one of so many ranks; with `logs` among what it logs at each step, and
+    with losses that are NaN from some step on.
+    """
     import transformers  # takes seconds
 
     class Trainer(transformers.Trainer):  # type: ignore[misc,unused-ignore]
         def log(self, values: dict[str, float], *others: Any) -> None:
             super().log(values | (logs or {}), *others)
 
+        def compute_loss(self, *values: Any, **named: Any) -> Any:
+            loss = super().compute_loss(*values, **named)
+            return loss * torch.nan if nan_from is not None and self.state.global_step + 1 >= nan_from else loss
+
     heartbeat_dir(tmp_path).mkdir()
-    observer = observe(Heartbeat(heartbeat_dir(tmp_path), observed=True), world_size=world_size)
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path), observed=True)
+    observer = observe(heartbeat, world_size=world_size, non_finite_loss=policy)
     try:
         settings = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
         trainer = Trainer(
@@ -76,3 +92,15 @@ def test_what_a_trainer_logs_as_its_loss_and_is_no_number_ends_no_script(tmp_pat
     trained(tmp_path, world_size=1, max_steps=2, logs={"loss": loss})
     (beat,) = read_heartbeats(tmp_path)
     assert (beat["phase"], beat["step"]) == ("done", 2)
+
+
+@pytest.mark.parametrize("is_left_out", [True, False], ids=["left out of its mean", "logged"])
+def test_a_loss_that_is_not_finite_ends_a_trainer_whatever_it_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_left_out: bool
+) -> None:
+    monkeypatch.setattr("ddp_trainer.contract.heartbeat.WRITE_INTERVAL_SECONDS", 0.0)
+    with pytest.raises(LossNotFinite, match="the loss of step 3, or of one shortly before, is nan"):
+        trained(tmp_path, 1, policy="Stop", nan_from=3, max_steps=8, logging_nan_inf_filter=is_left_out)
+    (beat,) = read_heartbeats(tmp_path)
+    assert beat["loss"] > 0, "the one that the Trainer has logged"
+    assert beat["nonFiniteLoss"] == {"step": 3, "steps": 1}

@@ -228,7 +228,7 @@ class Run:
             self._log.print_line(f"resuming after step {self.step}{self._of_total}")
         self.listen()
         if self._observer is not None:
-            self._observer.begins(step=self.step, total_steps=self._steps.total_steps)
+            self._observer.begins(step=self.step, total_steps=self._steps.total_steps, run_checks_loss=True)
         else:
             self._heartbeat.resumed(self.step, self.samples)
             self._heartbeat.enter("first_step")

@@ -90,6 +90,8 @@ class Heartbeat:
         self._began_at = clock()
         self._due_at = -math.inf
         self._loss: Any = None
+        self._shown_loss: float | None = None
+        self._loss_of_step: float | None = None
         self._loss_read_at = -math.inf
         self._step_at: float | None = None
         self._steps: list[tuple[float, int, int | None, float | None]] = []
@@ -155,9 +157,14 @@ class Heartbeat:
 
     @property
     def loss(self) -> float | None:
-        """The last loss that was read: not each one is."""
+        """The last loss that was read, or is shown in the place of it: not each one is."""
         loss: float | None = self._state["loss"]
         return loss
+
+    @property
+    def loss_of_step(self) -> float | None:
+        """The last one that was read, whatever is shown."""
+        return self._loss_of_step
 
     @property
     def phase(self) -> str:
@@ -194,15 +201,16 @@ class Heartbeat:
         total_steps: int | None = None,
         samples: int | None = None,
         loss: Any = None,
+        shown_loss: float | None = None,
         samples_per_second: float | None = None,
         learning_rate: float | None = None,
         step_seconds: float | None = None,
     ) -> None:
         """One optimizer step is done: `step` in the whole run, on `samples` samples by all ranks together.
 
-        `loss` is a number or a one-element tensor of any device; it is only read when a write is due.
-        `step_seconds` is measured between calls where it is not given. All but the number of the step is reckoned when
-        a write is due: beside a step, code that is in no cache takes several times as long.
+        `loss` is a number or a one-element tensor of any device; it is only read when a write is due. `shown_loss` is
+        written in its place. `step_seconds` is measured between calls where it is not given. All but the number of the
+        step is reckoned when a write is due: beside a step, code that is in no cache takes several times as long.
         """
         with self._lock:
             now = self._clock()
@@ -210,6 +218,7 @@ class Heartbeat:
             if loss is not None:
                 # detached, or the last loss would keep its whole graph alive
                 self._loss = loss.detach() if getattr(loss, "requires_grad", False) else loss
+            self._shown_loss = shown_loss
             self._of_step = (epoch, total_steps, samples_per_second, learning_rate)
             if self._last_step is not None:
                 self._last_step.write(_pid, step)
@@ -225,7 +234,7 @@ class Heartbeat:
         """
         if loss is not None:
             with self._lock:
-                self._loss = loss
+                self._loss, self._shown_loss = loss, None
 
     def epochs_are(self, finished: int) -> None:
         """Training is done, and so many epochs are; written with what comes next."""
@@ -428,6 +437,8 @@ class Heartbeat:
         state["step"] = step
 
     def _read_loss(self, now: float) -> None:
+        if self._shown_loss is not None:
+            self._state["loss"] = self._shown_loss
         loss = self._loss
         if loss is None:
             return
@@ -435,7 +446,9 @@ class Heartbeat:
         on_cpu = device is None or device.type == "cpu"
         if not on_cpu and (now - self._loss_read_at < DEVICE_LOSS_INTERVAL_SECONDS or is_capturing()):
             return
-        self._state["loss"] = float(loss)
+        self._loss_of_step = float(loss)
+        if self._shown_loss is None:
+            self._state["loss"] = self._loss_of_step
         self._loss, self._loss_read_at = None, now
 
 

@@ -150,7 +150,7 @@ class ScriptObserver:
         self._total_steps: int | None = None
         self.epoch: int | None = None
         self.loss: float | None = None
-        """The loss that the script itself logs, instead of the one that `backward()` gets."""
+        """The loss that the script itself logs, which is shown instead of the one that `backward()` gets."""
         self._phase = "script"
         self._loss: Tensor | None = None
         self._scaled: tuple[ref[Tensor], Tensor] | None = None
@@ -188,10 +188,12 @@ class ScriptObserver:
         """Optimizer steps seen so far."""
         return self._step
 
-    def begins(self, *, step: int, total_steps: int | None) -> None:
-        """Training goes on after `step` steps of an earlier run, towards `total_steps`."""
+    def begins(self, *, step: int, total_steps: int | None, run_checks_loss: bool = False) -> None:
+        """Training goes on after `step` steps of an earlier run, towards `total_steps`. `run_checks_loss` says that a
+        run looks at the losses of all ranks; a library's Trainer leaves that to the observer.
+        """
         self._before, self._total_steps = step, total_steps
-        self._checks_loss = False  # the run does
+        self._checks_loss = self._checks_loss and not run_checks_loss
         self._heartbeat.resumed(step)
 
     def divides_data_among(self, ranks: int) -> None:
@@ -304,7 +306,8 @@ class ScriptObserver:
             epoch=self.epoch,
             total_steps=self._total_steps,
             samples=self._samples,
-            loss=self._loss if self.loss is None else self.loss,
+            loss=self._loss,
+            shown_loss=self.loss,
             samples_per_second=self._new_rate(samples, now),
             learning_rate=_learning_rate(optimizer),
         )
@@ -339,8 +342,12 @@ class ScriptObserver:
         return not lapsed
 
     def _check_loss(self, step: int) -> None:
-        """The one that the heartbeat has read: not that of each step is, and NaN does not go away."""
-        loss = self._heartbeat.loss
+        """The one that the heartbeat has read: not that of each step is, and NaN does not go away. Also where another
+        one is shown: Hugging Face's Trainer leaves NaN out of the mean that it logs (logging_nan_inf_filter).
+        """
+        loss = self._heartbeat.loss_of_step
+        if loss is None or math.isfinite(loss):
+            loss = self._heartbeat.loss
         is_finite = loss is None or math.isfinite(loss)
         if is_finite and self._is_finite:
             return
