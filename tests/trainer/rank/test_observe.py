@@ -453,6 +453,40 @@ def test_what_a_library_reports_after_the_observer_is_closed_goes_nowhere(tmp_pa
     assert read_heartbeats(tmp_path) == before
 
 
+@pytest.mark.parametrize("often", [1, 3], ids=["one optimizer", "a second one that steps more often"])
+def test_a_second_training_counts_anew_with_its_own_optimizers(seen: Any, tmp_path: Path, often: int) -> None:
+    """As with Lightning's Tuner, and with a Trainer for each fold, of which the script may keep each."""
+    kept, shown = [], []
+
+    def train(steps: int, *, resumed: int = 0) -> None:
+        observer = observing()
+        assert observer is not None
+        observer.begins(step=resumed, total_steps=resumed + steps * often)
+        model = torch.nn.Linear(3, 1)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3) for _ in range(min(2, often))]
+        kept.append(optimizers)
+        for _ in range(steps):
+            for optimizer, times in zip(optimizers, (1, often), strict=False):
+                for _ in range(times):
+                    model(torch.ones(1, 3)).sum().backward()
+                    optimizer.step()
+        observer.heartbeat.flush()
+        (beat,) = read_heartbeats(tmp_path)
+        shown.append((beat["step"], beat["totalSteps"], beat["counters"]["steps"]))
+
+    def train_twice() -> None:
+        train(30)
+        train(100)
+        train(10, resumed=7)
+
+    seen(train_twice)
+    assert shown == [
+        (30 * often, 30 * often, 30 * often),
+        (100 * often, 100 * often, 130 * often),
+        (10 * often + 7, 10 * often + 7, 140 * often),
+    ]
+
+
 @pytest.mark.processes
 def test_a_script_is_observed_from_its_own_import_of_torch_on(tmp_path: Path) -> None:
     heartbeat_dir(tmp_path).mkdir()

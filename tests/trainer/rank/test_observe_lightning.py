@@ -23,9 +23,16 @@ class Unsized(IterableDataset[Any]):
 
 
 def fit(
-    directory: Path, dataset: Any = None, resume: Path | None = None, policy: str = "Warn", **settings: Any
+    directory: Path,
+    dataset: Any = None,
+    resume: Path | None = None,
+    policy: str = "Warn",
+    tune: int = 0,
+    **settings: Any,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Train as a tutorial does, observed; the last heartbeat, and the phases that were entered."""
+    """Train as a tutorial does, observed, after `tune` steps that look for a learning rate; the last heartbeat, and the
+    phases that were entered.
+    """
     heartbeat_dir(directory).mkdir(parents=True)
     heartbeat = Heartbeat(heartbeat_dir(directory), observed=True)
     phases: list[str] = []
@@ -38,7 +45,7 @@ def fit(
         class Regression(lightning.LightningModule):  # type: ignore[misc,name-defined,unused-ignore]
             def __init__(self) -> None:
                 super().__init__()
-                self.layer = torch.nn.Linear(4, 1)
+                self.layer, self.lr = torch.nn.Linear(4, 1), 0.1
 
             def training_step(self, batch: Any, index: int) -> torch.Tensor:
                 return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
@@ -47,13 +54,18 @@ def fit(
                 self.log("val_loss", torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1]))
 
             def configure_optimizers(self) -> torch.optim.Optimizer:
-                return torch.optim.SGD(self.parameters(), lr=0.1)
+                return torch.optim.SGD(self.parameters(), lr=self.lr)
 
         inputs = torch.rand(32, 4)
         loader = DataLoader(dataset or TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = lightning.Trainer(accelerator="cpu", enable_model_summary=False, **quiet, **settings)
-        trainer.fit(Regression(), loader, loader, ckpt_path=resume)
+        model = Regression()
+        if tune:
+            from lightning.pytorch.tuner import Tuner
+
+            Tuner(trainer).lr_find(model, loader, num_training=tune)
+        trainer.fit(model, loader, loader, ckpt_path=resume)
         trainer.save_checkpoint(directory / "last.ckpt")
         observer.done()
     finally:
@@ -92,6 +104,14 @@ def test_a_trainer_without_an_end_has_no_total(tmp_path: Path) -> None:
 def test_data_without_a_length_has_no_total(tmp_path: Path) -> None:
     beat, _ = fit(tmp_path, Unsized(), max_epochs=1)
     assert (beat["step"], beat["totalSteps"]) == (4, None)
+
+
+def test_the_steps_of_a_search_for_the_learning_rate_are_not_those_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the search saves what it goes back to
+    beat, _ = fit(tmp_path, tune=8, max_epochs=3)
+    assert (beat["phase"], beat["step"], beat["totalSteps"], beat["counters"]["steps"]) == ("done", 12, 12, 20)
 
 
 @pytest.mark.parametrize("policy", ["Stop", "Rollback"])

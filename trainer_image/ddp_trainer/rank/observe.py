@@ -145,8 +145,13 @@ class ScriptObserver:
         self._alone: WeakKeyDictionary[Optimizer, tuple[int, int]] = WeakKeyDictionary()
         """Of the others: after which step of the leader they have stepped, and how often since."""
         self._step = 0
+        """Of this process, in all trainings."""
+        self._earlier = 0
+        """Those of trainings before the present one."""
         self._before: int | None = None
-        """Steps of the run before this process began; None until they are known."""
+        """What the number of a step in the run is more than that; None until it is known. Less than 0 where earlier
+        trainings have made more steps than the present one has resumed after.
+        """
         self._total_steps: int | None = None
         self.epoch: int | None = None
         self.loss: float | None = None
@@ -189,10 +194,15 @@ class ScriptObserver:
         return self._step
 
     def begins(self, *, step: int, total_steps: int | None, run_checks_loss: bool = False) -> None:
-        """Training goes on after `step` steps of an earlier run, towards `total_steps`. `run_checks_loss` says that a
-        run looks at the losses of all ranks; a library's Trainer leaves that to the observer.
+        """Training goes on after `step` steps of an earlier run, towards `total_steps`. A process may have several, as
+        with Lightning's Tuner or a Trainer for each fold: each counts anew, with the optimizer that leads in it.
+        `run_checks_loss` says that a run looks at the losses of all ranks; a library's Trainer leaves that to the
+        observer.
         """
-        self._before, self._total_steps = step, total_steps
+        self._before, self._total_steps = step - self._step, total_steps
+        self._earlier, self._leader, self.loss = self._step, _nobody, None
+        self._steps.clear()
+        self._alone.clear()
         self._checks_loss = self._checks_loss and not run_checks_loss
         self._heartbeat.resumed(step)
 
@@ -327,15 +337,15 @@ class ScriptObserver:
         """Whether this step of an optimizer, other than that with most steps, makes it the one: it has more now, or
         that one is gone, or has not been stepped for long, as where a script trains one model after another.
         """
-        leader, steps = self._leader(), self._steps.get(optimizer, 0) + 1
+        leader, led, steps = self._leader(), self._step - self._earlier, self._steps.get(optimizer, 0) + 1
         at, alone = self._alone.get(optimizer, (self._step, 0))
         alone = alone + 1 if at == self._step else 1
         lapsed = alone > LAPSED_STEPS
-        if leader is not None and steps <= self._step and not lapsed:
+        if leader is not None and steps <= led and not lapsed:
             self._steps[optimizer], self._alone[optimizer] = steps, (self._step, alone)
             return False
         if leader is not None:
-            self._steps[leader] = self._step
+            self._steps[leader] = led
         self._leader = ref(optimizer)
         if lapsed:  # what has come since then is of many steps
             self._loss, self._step_samples, self._backwards = None, 0, 0
