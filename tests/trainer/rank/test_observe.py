@@ -134,6 +134,84 @@ def test_an_optimizer_for_each_parameter_is_one_step(seen: Any) -> None:
     assert seen(train)["step"] == 6
 
 
+def _only(optimizer: torch.optim.Optimizer, group: int) -> None:
+    """A step for one group, as DeepSpeed makes it with ZeRO's stages 1 and 2."""
+    groups = optimizer.param_groups
+    optimizer.param_groups = [groups[group]]
+    optimizer.step()
+    optimizer.param_groups = groups
+
+
+def _all_but_one_emptied(optimizer: torch.optim.Optimizer, group: int) -> None:
+    """The same with stage 3."""
+    kept = [group["params"] for group in optimizer.param_groups]
+    for other, params in enumerate(kept):
+        optimizer.param_groups[other]["params"] = params if other == group else []
+    optimizer.step()
+    for other, params in enumerate(kept):
+        optimizer.param_groups[other]["params"] = params
+
+
+@pytest.mark.parametrize("step", [_only, _all_but_one_emptied])
+@pytest.mark.parametrize(
+    ("backward", "samples"),
+    [
+        (lambda loss: loss.backward(), 2 * 24),
+        (lambda loss: torch.autograd.backward([loss]), None),
+        (lambda loss: None, None),
+    ],
+    ids=["a loss", "a list", "gradients that come in another way"],
+)
+def test_a_step_for_each_group_of_parameters_is_one_step(
+    seen: Any, step: Any, backward: Any, samples: int | None
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam([{"params": parameters[index::3]} for index in range(3)], lr=0.01)
+    other = torch.optim.SGD([{"params": parameters[index::3]} for index in range(3)], lr=0.0)
+
+    def train() -> None:
+        for batch in _loader():
+            backward(_loss(model, batch))
+            for group in range(3):
+                step(optimizer, group)
+            for group in range(3):
+                step(other, group)
+            optimizer.zero_grad()
+
+    beat = seen(train)
+    assert (beat["step"], beat["counters"]["steps"], beat["samples"]) == (6, 6, samples)
+
+
+@pytest.mark.parametrize("passes", [1, 0], ids=["a backward pass", "gradients of its own"])
+def test_a_second_step_for_the_same_parameters_is_a_step_of_its_own(seen: Any, passes: int) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([{"params": [each]} for each in model.parameters()], lr=0.01)
+
+    def train() -> None:
+        for batch in _loader():
+            if passes:
+                _loss(model, batch).backward()
+            optimizer.step()
+            optimizer.step()
+
+    assert seen(train)["step"] == 12
+
+
+@pytest.mark.parametrize("backward", [torch.Tensor.backward, lambda loss: torch.autograd.backward([loss])])
+def test_a_step_for_each_group_with_a_backward_pass_of_its_own_is_a_step(seen: Any, backward: Any) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([{"params": [each]} for each in model.parameters()], lr=0.01)
+
+    def train() -> None:
+        for batch in _loader():
+            for group in range(2):
+                backward(_loss(model, batch))
+                _only(optimizer, group)
+
+    assert seen(train)["step"] == 12
+
+
 def test_a_script_that_loads_with_torchs_distributed_checkpoint_goes_on_with_the_step_of_its_optimizer(
     seen: Any,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -28,16 +29,27 @@ def trained(
     *,
     policy: str = "Warn",
     nan_from: int | None = None,
+    left_out: tuple[int, ...] = (),
     **arguments: Any,
 ) -> Any:
-    """A Trainer that has trained, observed as one of so many ranks; with `logs` among what it logs at each step, and
-    with losses that are NaN from some step on.
+    """A Trainer that has trained, observed as one of so many ranks; with `logs` among what it logs at each step, with
+    losses that are NaN from some step on, and with steps that leave out the optimizer's, as with a GradScaler.
     """
     import transformers  # takes seconds
 
     class Trainer(transformers.Trainer):  # type: ignore[misc,unused-ignore]
         def log(self, values: dict[str, float], *others: Any) -> None:
             super().log(values | (logs or {}), *others)
+
+        def create_optimizer(self, *values: Any) -> torch.optim.Optimizer:
+            made: torch.optim.Optimizer = super().create_optimizer(*values)
+
+            def step(optimizer: torch.optim.Optimizer, *closure: Any) -> None:
+                if self.state.global_step + 1 not in left_out:
+                    type(optimizer).step(optimizer, *closure)
+
+            made.step = MethodType(step, made)  # type: ignore[method-assign]
+            return made
 
         def compute_loss(self, *values: Any, **named: Any) -> Any:
             loss = super().compute_loss(*values, **named)
@@ -80,6 +92,12 @@ def test_a_trainer_reports_steps_total_epoch_samples_its_own_loss_and_metrics(
     assert beat["loss"] in logged
     assert 0 < beat["metrics"]["eval_loss"] < 5
     assert "for itself" not in capfd.readouterr().err
+
+
+def test_a_step_counts_as_it_does_for_the_trainer_where_that_of_the_optimizer_is_left_out(tmp_path: Path) -> None:
+    trained(tmp_path, world_size=1, max_steps=8, left_out=(1, 2, 5))
+    (beat,) = read_heartbeats(tmp_path)
+    assert (beat["step"], beat["totalSteps"], beat["samples"]) == (8, 8, 32)
 
 
 def test_a_trainer_that_knows_of_no_other_rank_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

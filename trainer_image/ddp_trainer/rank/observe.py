@@ -8,6 +8,7 @@ What is seen, and how:
 
 - a step: a call of an optimizer's `step()` (torch.optim.optimizer.register_optimizer_step_post_hook). With several
   optimizers, steps are those of the one that has made most. Backward passes without a step are gradient accumulation.
+  Calls for other parameters each, with no backward pass between them, are one step.
 - the loss: the sum of the scalars that `backward()` was called on for this step, which is what the step descends,
   without the scale of a GradScaler; with LBFGS, that of the first evaluation. It is this rank's own.
 - samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, each once, times the
@@ -69,6 +70,7 @@ DCP_STATES: Final = "torch.distributed.checkpoint.state_dict"
 _current: ScriptObserver | None = None
 _forks = 0
 """Between this process and the one that imported this module."""
+_NO_PART: Final[tuple[int, set[int]]] = -1, set()
 _NO_PROCESS: Final = -1
 """In place of that number, for what observes no process any more."""
 
@@ -169,6 +171,12 @@ class ScriptObserver:
         """Batches that no backward pass has been made for."""
         self._backwards = 0
         """Backward passes since the last step."""
+        self._passes = 0
+        """All of them, also those on what is no loss."""
+        self._parts: WeakKeyDictionary[Optimizer, tuple[int, set[int]]] = WeakKeyDictionary()
+        """Of each optimizer: after how many backward passes it has begun its last step, and for which parameters: the
+        first one of each group.
+        """
         self._makes_state = False
         """Whether a step is one by which torch makes the state of an optimizer."""
         self._read_ahead = 2
@@ -219,6 +227,12 @@ class ScriptObserver:
     def skipped(self) -> None:
         """The run has a step without an update."""
         self._before = (self._before or 0) + 1
+
+    def counted(self, step: int) -> None:
+        """A Trainer has made its step of this number, or has left the optimizer's out, as a GradScaler does: what its
+        loss was is in none that follows.
+        """
+        self._before, self._loss = step - self._step, None
 
     def validates(self) -> None:
         """A batch of a validation is done."""
@@ -294,6 +308,8 @@ class ScriptObserver:
             return
         if at_replays(after=functools.partial(self._or_give_up, self.stepped, optimizer)):
             return
+        if self._is_rest_of_step(optimizer):
+            return
         if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
         before = self._steps_before(optimizer) if self._before is None else self._before
@@ -325,6 +341,18 @@ class ScriptObserver:
         self._stepped_at = now
         if self._checks_loss:
             self._check_loss(before + steps)
+
+    def _is_rest_of_step(self, optimizer: Optimizer) -> bool:
+        """Whether this call is for parameters that its last step was not yet for, with no backward pass since: ZeRO, as
+        DeepSpeed has it, calls `step()` for each group of parameters, or each part of one, with the others taken out.
+        """
+        groups = {id(group["params"][0]) for group in optimizer.param_groups if group["params"]}
+        passes, done = self._parts.get(optimizer, _NO_PART)
+        if passes == self._passes and groups and done.isdisjoint(groups):
+            done |= groups
+            return True
+        self._parts[optimizer] = self._passes, groups
+        return False
 
     def _steps_before(self, optimizer: Optimizer) -> int:
         """At the first step of this process: those before it are in the state that the script has loaded, if any."""
@@ -386,6 +414,7 @@ class ScriptObserver:
 
         def backward_seen(function: Callable[..., Any]) -> Callable[..., Any]:
             def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+                self._passes += 1
                 if isinstance(tensors, torch.Tensor):
                     try:
                         self.backward_begins(tensors)
