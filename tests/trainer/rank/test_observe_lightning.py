@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ def fit(
     resume: Path | None = None,
     policy: str = "Warn",
     tune: int = 0,
+    optimizers: Sequence[type[torch.optim.Optimizer]] = (torch.optim.SGD,),
+    accumulated: int = 1,
     **settings: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """Train as a tutorial does, observed, after `tune` steps that look for a learning rate; the last heartbeat, and the
-    phases that were entered.
+    phases that were entered. Several optimizers, as those of a GAN, each make one in every batch of so many.
     """
     heartbeat_dir(directory).mkdir(parents=True)
     heartbeat = Heartbeat(heartbeat_dir(directory), observed=True)
@@ -46,15 +48,23 @@ def fit(
             def __init__(self) -> None:
                 super().__init__()
                 self.layer, self.lr = torch.nn.Linear(4, 1), 0.1
+                self.automatic_optimization = len(optimizers) == 1
 
             def training_step(self, batch: Any, index: int) -> torch.Tensor:
-                return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+                loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+                for optimizer in () if self.automatic_optimization else self.optimizers():
+                    self.manual_backward(loss)
+                    if (index + 1) % accumulated == 0:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    loss = torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+                return loss
 
             def validation_step(self, batch: Any, index: int) -> None:
                 self.log("val_loss", torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1]))
 
-            def configure_optimizers(self) -> torch.optim.Optimizer:
-                return torch.optim.SGD(self.parameters(), lr=self.lr)
+            def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+                return [kind(self.parameters(), lr=self.lr) for kind in optimizers]  # type: ignore[call-arg]
 
         inputs = torch.rand(32, 4)
         loader = DataLoader(dataset or TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
@@ -91,6 +101,29 @@ def test_the_total_of_a_trainer_that_resumes_counts_the_steps_that_its_epochs_ha
     checkpoint = tmp_path / "before" / "last.ckpt"
     beat, _ = fit(tmp_path / "after", resume=checkpoint, max_epochs=4, accumulate_grad_batches=accumulated)
     assert (beat["step"], beat["totalSteps"], beat["epoch"]) == (total, total, 4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulated"),
+    [(torch.optim.Adam, 1), (torch.optim.Adam, 2), (torch.optim.SGD, 1)],
+    ids=["it counts", "it counts, and accumulates", "it does not count"],
+)
+def test_a_trainer_with_several_optimizers_resumes_after_the_steps_of_one(
+    tmp_path: Path, kind: Any, accumulated: int
+) -> None:
+    settings: dict[str, Any] = {"optimizers": (kind, kind), "accumulated": accumulated}
+    first, _ = fit(tmp_path / "before", max_epochs=2, **settings)
+    checkpoint = tmp_path / "before" / "last.ckpt"
+    beat, _ = fit(tmp_path / "after", resume=checkpoint, max_epochs=4, **settings)
+    steps = 8 // accumulated
+    assert (first["step"], beat["resumedFromStep"], beat["step"]) == (steps, steps, 2 * steps)
+    assert beat["counters"]["steps"] == steps
+    assert accumulated > 1 or (first["totalSteps"], beat["totalSteps"]) == (8, 16)
+
+
+def test_a_bound_of_the_steps_of_all_optimizers_is_no_total(tmp_path: Path) -> None:
+    beat, _ = fit(tmp_path, optimizers=(torch.optim.SGD, torch.optim.SGD), max_steps=6)
+    assert (beat["step"], beat["totalSteps"]) == (3, None)
 
 
 def test_a_trainer_without_an_end_has_no_total(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ddp_trainer.rank.observe_transformers import Observer, scalars
+from ddp_trainer.rank.optimizer_steps import steps_of
 
 MODULES = (
     "lightning.pytorch.trainer.connectors.callback_connector",
@@ -28,7 +29,8 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
 
     class Report(base):  # type: ignore[misc,unused-ignore]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            observer.begins(step=trainer.global_step, total_steps=_total_steps(trainer))
+            step = _finished_steps(trainer)
+            observer.begins(step=step, total_steps=_total_steps(trainer, step))
 
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             observer.epoch = trainer.current_epoch
@@ -54,16 +56,28 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
     return wrapper
 
 
-def _total_steps(trainer: Any) -> int | None:
-    """None where it is not known. Lightning's own is of epochs of this run; those of the checkpoint had other steps
-    where there were other ranks.
+def _finished_steps(trainer: Any) -> int:
+    """Before this training. With several optimizers, as of a GAN, Lightning counts the steps of all of them. Here they
+    are those of the one with most; where they do not count, as SGD, the batches, of which each has a step of it.
     """
+    if len(trainer.optimizers) < 2 or not trainer.global_step:
+        return int(trainer.global_step)
+    counted = [steps_of(optimizer) or 0 for optimizer in trainer.optimizers]
+    return max(counted) or int(trainer.fit_loop.epoch_loop.batch_progress.total.processed)
+
+
+def _total_steps(trainer: Any, step: int) -> int | None:
+    """None where it is not known. Lightning's own is of epochs of this run; those of the checkpoint had other steps
+    where there were other ranks. A bound of steps is one for all optimizers together.
+    """
+    if len(trainer.optimizers) > 1 and trainer.max_steps != -1:
+        return None
     total = trainer.estimated_stepping_batches  # inf without an end, -1 where the data has no length
     if not math.isfinite(total) or total <= 0:
         return None
     epochs, done = trainer.max_epochs or -1, trainer.current_epoch
     if trainer.max_steps == -1 and epochs > 0:
         steps = total // epochs
-        if not done * steps <= trainer.global_step <= (done + 1) * steps:
-            total = trainer.global_step + (epochs - done) * steps
+        if not done * steps <= step <= (done + 1) * steps:
+            total = step + (epochs - done) * steps
     return int(total)
