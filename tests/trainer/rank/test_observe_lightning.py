@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,22 @@ def test_the_callback_is_gone_once_the_script_is_no_longer_observed(tmp_path: Pa
 
     names = [type(callback).__qualname__ for callback in lightning.Trainer(accelerator="cpu").callbacks]
     assert not any("Report" in name for name in names)
+
+
+def test_a_trainer_that_is_observed_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    """As with strategy="ddp_spawn", in whose processes nothing observes."""
+    observe(Heartbeat(tmp_path, observed=True), world_size=1)
+    try:
+        import lightning
+
+        trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        (ours,) = [each for each in trainer.callbacks if type(each).__name__ == "Report"]
+        assert type(pickle.loads(pickle.dumps(ours))) is lightning.Callback
+        assert len(pickle.loads(pickle.dumps(trainer)).callbacks) == len(trainer.callbacks)
+        assert ours in copy.deepcopy(trainer).callbacks, "a copy in this process reports too"
+        assert ours in copy.copy(trainer).callbacks
+    finally:
+        close_observer()
 
 
 @pytest.mark.parametrize("main", [True, False], ids=["with a tracker", "without"])

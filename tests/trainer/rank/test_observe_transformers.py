@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -122,3 +124,17 @@ def test_a_loss_that_is_not_finite_ends_a_trainer_whatever_it_logs(
     (beat,) = read_heartbeats(tmp_path)
     assert beat["loss"] > 0, "the one that the Trainer has logged"
     assert beat["nonFiniteLoss"] == {"step": 3, "steps": 1}
+
+
+def test_the_callback_of_a_trainer_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    """As Ray does with a Trainer, in whose processes nothing observes."""
+    observe(Heartbeat(tmp_path, observed=True), world_size=1)
+    try:
+        import transformers.trainer as library
+
+        ours = library.DEFAULT_CALLBACKS[-1]()
+        assert type(ours) is not library.TrainerCallback
+        assert type(pickle.loads(pickle.dumps(ours))) is library.TrainerCallback
+        assert copy.deepcopy(ours) is ours, "a copy in this process reports too"
+    finally:
+        close_observer()

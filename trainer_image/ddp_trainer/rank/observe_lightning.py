@@ -28,6 +28,12 @@ def with_report(connector: ModuleType, observer: Observer) -> Callable[[Callable
     base: Any = connector.Callback
 
     class Report(base):  # type: ignore[misc,unused-ignore]
+        def __reduce__(self) -> tuple[type, tuple[()]]:
+            return base, ()  # as ddp_spawn pickles a Trainer: another process has no observer
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return self
+
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             step = _finished_steps(trainer)
             observer.begins(step=step, total_steps=_total_steps(trainer, step))

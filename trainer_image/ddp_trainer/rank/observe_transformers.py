@@ -31,6 +31,12 @@ def report_to(observer: Observer) -> None:
     from transformers.trainer import DEFAULT_CALLBACKS
 
     class Report(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        def __reduce__(self) -> tuple[type, tuple[()]]:
+            return TrainerCallback, ()  # as Ray pickles a Trainer: another process has no observer
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return self
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             observer.begins(step=state.global_step, total_steps=state.max_steps)
             observer.divides_data_among(args.world_size)
