@@ -89,7 +89,11 @@ class Kill:
         """At a file operation of this snapshot, whichever thread makes it; a write is left half done."""
         for name in ("make_directory", "create", "fsync", "rename"):
             setattr(Disk, name, self._on_disk(name, getattr(Disk, name)))
-        write = Disk.write
+        write, sync = Disk.write, Disk.sync
+
+        def synced(disk: Disk, descriptor: int) -> None:
+            self._on_path("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())
+            sync(disk, descriptor)
 
         def torn(disk: Disk, descriptor: int, view: memoryview) -> int:
             path = Path(f"/proc/self/fd/{descriptor}").readlink()
@@ -99,6 +103,7 @@ class Kill:
             return write(disk, descriptor, view)
 
         Disk.write = torn  # type: ignore[assignment,method-assign]
+        Disk.sync = synced  # type: ignore[method-assign]
 
     def _on_disk(self, name: str, act: Callable[..., Any]) -> Callable[..., Any]:
         def acted(disk: Disk, path: Path, *rest: Any) -> Any:

@@ -13,7 +13,7 @@ from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 OTHER = Member("other", 1, 0, "127.0.0.1", 1)
@@ -42,9 +42,10 @@ def save(membership: Membership, directory: Path, meanwhile: Callable[[], None])
     fence = Fence.acquire(directory, created=1, attempt=0, uid="u", check_view=membership.check_leads)
     store = SnapshotStore(directory, keep=1, fence=fence)
 
-    def write(folder: Path) -> None:
-        store.disk.create(folder / "model.safetensors", [b"weights"])
+    def write(folder: Path) -> dict[str, FileEntry]:
+        files = {"model.safetensors": store.disk.create(folder / "model.safetensors", [b"weights"])}
         meanwhile()
+        return files
 
     try:
         store.save(write, Manifest("digits", "u", 0, 7, 0, 56, 2, "ddp", 8, 1763703999.0), expected_bytes=7)

@@ -45,7 +45,7 @@ class Volume:
         attempt = store.fence.own.attempt if store.fence else 0
         data = content_of(step) if data is None else data
         return store.save(
-            lambda directory: store.disk.create(directory / "model.safetensors", [data]),
+            lambda directory: {"model.safetensors": store.disk.create(directory / "model.safetensors", [data])},
             manifest_of(step, attempt),
             expected_bytes=len(data),
         )

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.trust.names import Series
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.trust.verify import files_in, sums
@@ -57,14 +57,18 @@ class MortalDisk(Disk):
     def make_directory(self, path: Path) -> None:
         self._operation("mkdir", path, lambda: super(MortalDisk, self).make_directory(path))
 
-    def create(self, path: Path, chunks: Any) -> None:
-        self._operation("create", path, lambda: super(MortalDisk, self).create(path, chunks))
+    def create(self, path: Path, chunks: Any) -> FileEntry:
+        return self._operation("create", path, lambda: super(MortalDisk, self).create(path, chunks))
 
     def write(self, descriptor: int, view: memoryview) -> int:
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if self.torn and len(self.operations) + 1 == self.dies_at:
             os.write(descriptor, view[: len(view) // 2])
         return self._operation("write", path, lambda: super(MortalDisk, self).write(descriptor, view))
+
+    def sync(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        self._operation("fsync", path, lambda: super(MortalDisk, self).sync(descriptor))
 
     def fsync(self, path: Path) -> None:
         self._operation("fsync", path, lambda: super(MortalDisk, self).fsync(path))
@@ -80,11 +84,12 @@ class MortalDisk(Disk):
             self._operation("remove", path, path.rmdir)
 
 
-def write(disk: Disk, step: int) -> Callable[[Path], None]:
-    def fill(directory: Path) -> None:
+def write(disk: Disk, step: int) -> Callable[[Path], dict[str, FileEntry]]:
+    def fill(directory: Path) -> dict[str, FileEntry]:
         disk.make_directory(directory / "parts")
-        for name, data in content(step).items():
-            disk.create(directory / name, [data[:40_000], data[40_000:]])
+        return {
+            name: disk.create(directory / name, [data[:40_000], data[40_000:]]) for name, data in content(step).items()
+        }
 
     return fill
 

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from ddp_trainer.snapshots import sharded
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.snapshots.trust.disk import Disk
+from ddp_trainer.snapshots.trust.manifest import FileEntry
 
 
 class Run:
@@ -197,7 +198,7 @@ def branched_third(out: Path) -> Any:
 
 
 class BrokenDisk(Disk):
-    def create(self, path: Path, chunks: Any) -> None:
+    def create(self, path: Path, chunks: Any) -> NoReturn:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -220,6 +221,31 @@ def one_rank_cannot_write(out: Path) -> Any:
     return [bad, then, [event.message for event in run.events]]
 
 
+def one_rank_loses_what_it_wrote(out: Path) -> Any:
+    """The volume took the bytes of rank 1, and has zeros in their place by the time that rank 0 looks."""
+    run = Run(out / "lost", attempt=0)
+    run.resume()
+    run.train(1)
+    write = sharded.StagedShard.write
+
+    def lost(self: sharded.StagedShard, directory: Path, disk: Disk) -> dict[str, FileEntry]:
+        files = write(self, directory, disk)
+        path = directory / "shards" / "rank-00001.safetensors"
+        size = path.stat().st_size
+        for length in (0, size):
+            os.truncate(path, length)
+        return files
+
+    if RANK == 1:
+        sharded.StagedShard.write = lost  # type: ignore[method-assign]
+    bad = run.snapshots.save(Progress(1, 0, 12), kind="preempted", wait=True)
+    sharded.StagedShard.write = write  # type: ignore[method-assign]
+    run.train(2)
+    then = run.snapshots.save(Progress(2, 0, 24), kind="final", wait=True)
+    run.snapshots.close()
+    return [bad, then, [event.message for event in run.events]]
+
+
 def the_disk_of_one_rank_hangs(out: Path) -> Any:
     """Rank 1 is still writing its part of step 2 when rank 0 has given it up, and until step 6 is done."""
     run = Run(out / "hung", attempt=0, save_timeout=2)
@@ -227,11 +253,11 @@ def the_disk_of_one_rank_hangs(out: Path) -> Any:
     write, released = sharded.StagedShard.write, threading.Event()
     written: list[bool] = []
 
-    def late(self: sharded.StagedShard, directory: Path, disk: Disk) -> None:
+    def late(self: sharded.StagedShard, directory: Path, disk: Disk) -> dict[str, FileEntry]:
         before = self.data.numpy().tobytes()
         assert released.wait(60)
         written.append(self.data.numpy().tobytes() == before)
-        write(self, directory, disk)
+        return write(self, directory, disk)
 
     if RANK == 1:
         sharded.StagedShard.write = late  # type: ignore[method-assign]
@@ -323,6 +349,7 @@ SCENARIOS = (
     branched_second,
     branched_third,
     one_rank_cannot_write,
+    one_rank_loses_what_it_wrote,
     the_disk_of_one_rank_hangs,
     pipeline,
     pipeline_retyped,

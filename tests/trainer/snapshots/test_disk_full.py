@@ -12,7 +12,7 @@ from tests.support.starting import starts_processes
 from tests.support.tmpfs import small_tmpfs
 
 from ddp_trainer.snapshots.trust.errors import SnapshotError
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 
 MIB = 1 << 20
 
@@ -33,7 +33,7 @@ def test_a_snapshot_that_cannot_fit_is_refused_before_anything_is_written(small:
         SnapshotError, match=r"step 2 .* volume is full \(7\.0 MiB free, 10\.0 MiB needed\)\. .* intact .* enlarge"
     ):
         store.save(
-            lambda directory: written.append(directory),
+            lambda directory: written.append(directory) or {},
             Manifest("d", "u", 0, 2, 0, 0, 1, "ddp", 8, 1.0),
             expected_bytes=9 * MIB,
         )
@@ -46,8 +46,8 @@ def test_running_full_in_the_middle_leaves_the_old_snapshot_and_removes_the_new(
     store = small.writer(keep=1)
     small.save(store, 1, b"a" * (9 * MIB))
 
-    def write(directory: Path) -> None:
-        store.disk.create(directory / "model.safetensors", [b"b" * MIB] * 9)
+    def write(directory: Path) -> dict[str, FileEntry]:
+        return {"model.safetensors": store.disk.create(directory / "model.safetensors", [b"b" * MIB] * 9)}
 
     with pytest.raises(SnapshotError, match="volume is full"):
         store.save(write, Manifest("d", "u", 0, 2, 0, 0, 1, "ddp", 8, 1.0), expected_bytes=1)
@@ -69,8 +69,8 @@ def test_running_full_in_the_middle_makes_room_and_tries_again(small: Any) -> No
     for step in (1, 2, 3):
         small.save(store, step, bytes([step]) * (4 * MIB))
 
-    def write(directory: Path) -> None:
-        store.disk.create(directory / "model.safetensors", [b"d" * MIB] * 5)
+    def write(directory: Path) -> dict[str, FileEntry]:
+        return {"model.safetensors": store.disk.create(directory / "model.safetensors", [b"d" * MIB] * 5)}
 
     store.save(write, Manifest("d", "u", 0, 4, 0, 0, 1, "ddp", 8, 1.0), expected_bytes=1)
     assert small.reader().newest_valid().step == 4

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -191,7 +191,7 @@ def test_a_fenced_run_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_volume_that_fails_too_hides_no_error(tmp_path: Path) -> None:
     class FullDisk(Disk):
-        def create(self, path: Path, chunks: Any) -> None:
+        def create(self, path: Path, chunks: Any) -> NoReturn:
             raise OSError(5, os.strerror(5))
 
     run = Run(tmp_path)

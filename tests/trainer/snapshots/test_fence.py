@@ -12,6 +12,7 @@ import pytest
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots.trust.disk import Chunk, Disk
 from ddp_trainer.snapshots.trust.fence import Fence, history
+from ddp_trainer.snapshots.trust.manifest import FileEntry
 
 
 def acquire(directory: Path, attempt: int, *, created: int = 1, uid: str = "uid-1") -> Fence:
@@ -51,9 +52,9 @@ def test_a_newer_attempt_that_comes_between_the_check_and_the_token_fences_the_o
     class Overtaken(Disk):
         """Another pod creates the token of attempt 1 just before this one creates that of attempt 0."""
 
-        def create(self, path: Path, chunks: Iterable[Chunk]) -> None:
+        def create(self, path: Path, chunks: Iterable[Chunk]) -> FileEntry:
             acquire(tmp_path, 1)
-            super().create(path, chunks)
+            return super().create(path, chunks)
 
     with pytest.raises(FencedError, match="attempt 1"):
         Fence.acquire(tmp_path, created=1, attempt=0, uid="uid-1", disk=Overtaken())

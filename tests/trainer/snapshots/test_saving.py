@@ -23,6 +23,7 @@ from ddp_trainer.snapshots.session import Progress
 from ddp_trainer.snapshots.sharded import Shards
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.trust.manifest import FileEntry
 
 
 class SlowDisk(Disk):
@@ -32,10 +33,10 @@ class SlowDisk(Disk):
         self.reached = threading.Event()
         self.released = threading.Event()
 
-    def create(self, path: Path, chunks: Any) -> None:
+    def create(self, path: Path, chunks: Any) -> FileEntry:
         self.reached.set()
         assert self.released.wait(60)
-        super().create(path, chunks)
+        return super().create(path, chunks)
 
 
 @pytest.fixture
@@ -145,10 +146,10 @@ class BrokenDisk(Disk):
     def __init__(self) -> None:
         self.is_mended = False
 
-    def create(self, path: Path, chunks: Any) -> None:
+    def create(self, path: Path, chunks: Any) -> FileEntry:
         if not self.is_mended:
             raise OSError(errno.EIO, "Input/output error")
-        super().create(path, chunks)
+        return super().create(path, chunks)
 
 
 def test_failed_saves_never_stop_training_and_three_in_a_row_are_reported(tmp_path: Path) -> None:

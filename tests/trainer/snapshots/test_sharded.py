@@ -32,7 +32,7 @@ def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
-    faults = ("one_rank_cannot_write", "the_disk_of_one_rank_hangs")
+    faults = ("one_rank_cannot_write", "one_rank_loses_what_it_wrote", "the_disk_of_one_rank_hangs")
     torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "pipeline", "pipeline_retyped")
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
@@ -146,6 +146,13 @@ def test_a_part_that_one_rank_could_not_write_fails_the_save_on_all_and_the_next
     assert first[:2] == second[:2] == [False, True]
     assert "rank 1: [Errno 5]" in first[2][0]
     assert {path.name for path in (out / "broken").iterdir()} == {"attempts", "step-000000000002"}
+
+
+def test_what_one_rank_wrote_and_rank_0_reads_otherwise_becomes_no_snapshot(out: Path) -> None:
+    bad, then, events = seen(out, "one_rank_loses_what_it_wrote", 2)
+    assert (bad, then) == (False, True)
+    assert events[0].startswith("rank 1: shards/rank-00001.safetensors, written with "), events[0]
+    assert SnapshotStore(out / "lost", keep=1, fence=None).steps() == [2]
 
 
 def test_a_disk_that_hangs_on_one_rank_costs_snapshots_until_it_is_back_and_never_training(out: Path) -> None:

@@ -21,7 +21,7 @@ from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.state import File, Staging, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.codec.tensorfile import TensorFile, lay_out
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 
 
 def in_memory(name: str, data: bytes) -> File:
@@ -232,9 +232,9 @@ def test_a_malicious_pickle_in_a_snapshot_is_never_executed(volume: Any, tmp_pat
     evil = pickle.dumps(Bomb(tmp_path / "executed"))
     store = volume.writer()
 
-    def write(directory: Path) -> None:
-        for name in ("model.safetensors", "optimizer.pt", "state.json"):
-            store.disk.create(directory / name, [evil])
+    def write(directory: Path) -> dict[str, FileEntry]:
+        names = ("model.safetensors", "optimizer.pt", "state.json")
+        return {name: store.disk.create(directory / name, [evil]) for name in names}
 
     manifest = store.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
     with pytest.raises(IncompatibleSnapshotError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import pytest
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.trust.manifest import Manifest, _checksum
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, _checksum
+from ddp_trainer.snapshots.trust.verify import sums
 
 
 def flip_a_bit(step: Path) -> None:
@@ -227,9 +229,13 @@ class RecordingDisk(Disk):
     def __init__(self) -> None:
         self.calls: list[tuple[str, Path]] = []
 
-    def create(self, path: Path, chunks: Any) -> None:
-        super().create(path, chunks)
+    def create(self, path: Path, chunks: Any) -> FileEntry:
         self.calls.append(("create", path))
+        return super().create(path, chunks)
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self.calls.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
 
     def fsync(self, path: Path) -> None:
         super().fsync(path)
@@ -255,6 +261,78 @@ def test_all_is_on_the_disk_before_the_name_and_the_name_before_save_returns(vol
     assert disk.calls[named + 1 :] == [("fsync", volume.directory)]
 
 
+# What the volume acknowledged and lost
+
+
+class ForgetfulDisk(Disk):
+    """Has zeros in place of a file's bytes once it is closed, as a client that dropped what it still had to send."""
+
+    def create(self, path: Path, chunks: Any) -> FileEntry:
+        entry = super().create(path, chunks)
+        if path.name == "model.safetensors":
+            size = path.stat().st_size
+            for length in (0, size):
+                os.truncate(path, length)
+        return entry
+
+
+def test_a_manifest_is_of_the_bytes_that_were_to_be_written_and_not_of_what_is_left_of_them(volume: Any) -> None:
+    volume.save(volume.writer(), 1)
+    volume.save(volume.writer(disk=ForgetfulDisk()), 2)
+    with pytest.raises(CorruptSnapshotError, match=r"model\.safetensors has SHA-256"):
+        volume.reader().verify(2)
+    assert volume.reader().newest_valid().step == 1
+
+
+def test_each_file_is_synced_by_the_descriptor_that_wrote_it(volume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+            synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    store = volume.writer()
+    monkeypatch.setattr(os, "fsync", noted)
+    volume.save(store, 1)
+    assert synced == ["model.safetensors", "manifest.json"]
+
+
+def test_what_others_wrote_is_synced_by_a_descriptor_from_before_it_was_read(tmp_path: Path) -> None:
+    class ReadDisk(Disk):
+        def sync(self, descriptor: int) -> None:
+            read.append(os.lseek(descriptor, 0, os.SEEK_CUR))
+            super().sync(descriptor)
+
+    read: list[int] = []
+    (tmp_path / "model.pt").write_bytes(b"x" * 4096)
+    assert sums(tmp_path, ["model.pt"], ReadDisk())["model.pt"].bytes == 4096
+    assert read == [4096]
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({"model.safetensors": 2, "state.json": 0}, r"state\.json has 0 bytes, and 1 bytes were written to it"),
+        ({"model.safetensors": 2}, r"state\.json is not there, and 1 bytes were written to it"),
+        ({"model.safetensors": 2, "state.json": 1, "x": 5}, r"x has 5 bytes, and nothing was written to it"),
+    ],
+)
+def test_a_snapshot_whose_files_are_not_those_that_were_written_is_not_saved(
+    volume: Any, files: dict[str, int], problem: str
+) -> None:
+    def write(directory: Path) -> dict[str, FileEntry]:
+        for name, size in files.items():
+            (directory / name).write_bytes(bytes(size))
+        return {"model.safetensors": FileEntry(2, "0" * 64), "state.json": FileEntry(1, "0" * 64)}
+
+    store = volume.writer()
+    with pytest.raises(SnapshotError, match=problem):
+        store.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
+    assert volume.names() == set()
+
+
 # Fencing
 
 
@@ -275,11 +353,12 @@ def test_a_writer_fenced_while_it_writes_leaves_the_newer_ones_files_alone(volum
     older = volume.writer(attempt=0, keep=1)
     volume.save(older, 1)
 
-    def write(directory: Path) -> None:
-        older.disk.create(directory / "model.safetensors", [b"old"])
+    def write(directory: Path) -> dict[str, FileEntry]:
+        files = {"model.safetensors": older.disk.create(directory / "model.safetensors", [b"old"])}
         newer = volume.writer(attempt=1, keep=3)
         newer.newest_valid()
         volume.save(newer, 2)
+        return files
 
     with pytest.raises(FencedError, match="attempt 1"):
         older.save(write, Manifest("digits", "uid-1", 0, 2, 0, 0, 1, "ddp", 8, 1.0))
@@ -290,9 +369,10 @@ def test_a_writer_fenced_while_it_writes_leaves_the_newer_ones_files_alone(volum
 def test_a_writer_fenced_when_all_is_written_does_not_give_it_a_name(volume: Any) -> None:
     older = volume.writer(attempt=0)
 
-    def write(directory: Path) -> None:
-        older.disk.create(directory / "model.safetensors", [b"old"])
+    def write(directory: Path) -> dict[str, FileEntry]:
+        files = {"model.safetensors": older.disk.create(directory / "model.safetensors", [b"old"])}
         volume.writer(attempt=1)  # claims, and has not come to clearing up
+        return files
 
     with pytest.raises(FencedError, match="attempt 1"):
         older.save(write, Manifest("digits", "uid-1", 0, 1, 0, 0, 1, "ddp", 8, 1.0))
@@ -309,7 +389,7 @@ def failing(number: int) -> Callable[..., None]:
     return fail
 
 
-@pytest.mark.parametrize("operation", ["create", "fsync", "rename", "make_directory"])
+@pytest.mark.parametrize("operation", ["create", "sync", "fsync", "rename", "make_directory"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ESTALE])
 def test_a_disk_error_anywhere_leaves_the_old_snapshot_and_no_litter(volume: Any, operation: str, number: int) -> None:
     store = volume.writer()
@@ -327,7 +407,7 @@ def test_where_the_last_snapshot_cannot_be_saved_nobody_is_promised_that_trainin
     last = replace(volume.save(store, 1), step=2, kind="final")
     store.disk.create = failing(errno.EIO)
     with pytest.raises(SnapshotError, match=r"step 2 was not saved .* are intact; ") as raised:
-        store.save(lambda folder: store.disk.create(folder / "model.safetensors", [b"2"]), last, expected_bytes=1)
+        store.save(lambda folder: {"model": store.disk.create(folder / "model", [b"2"])}, last, expected_bytes=1)
     assert "training goes on" not in str(raised.value)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -167,7 +167,7 @@ def the_program_has_changed_on_one_rank(volume: Path) -> Any:
 
 
 class BrokenDisk(Disk):
-    def create(self, path: Path, chunks: Any) -> None:
+    def create(self, path: Path, chunks: Any) -> NoReturn:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 

@@ -163,7 +163,7 @@ class SnapshotReporter:
         self._heartbeat.snapshot(
             step=saved.step if saved else None,
             time=saved.time if saved else None,
-            # its checksums are those of the files as they were read back
+            # its checksums are those of what was written and synced, or of the files as they were read
             verified=saved is not None,
             size=saved.total_bytes if saved else None,
             stall_seconds=event.stall_seconds or None,

@@ -28,7 +28,7 @@ from ddp_trainer.snapshots.codec.state import RNG, Staged, Staging, Stateful
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
-from ddp_trainer.snapshots.trust.manifest import Kind, Manifest
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Kind, Manifest
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 from ddp_trainer.snapshots.values import FAILING_AFTER, Progress, SnapshotEvent
 
@@ -225,10 +225,11 @@ class Saver:
         store, shards = self._store, self._shards
         assert store is not None
 
-        def write(directory: Path) -> None:
-            staged.write(directory, store.disk)
+        def write(directory: Path) -> dict[str, FileEntry]:
+            files = staged.write(directory, store.disk)
             if shards is not None and shard is not None:
-                shards.lead(shard, directory, store.disk)
+                files |= shards.lead(shard, directory, store.disk)
+            return files
 
         expected = staged.total_bytes + (
             shard.total_bytes * shards.size if shards is not None and shard is not None else 0

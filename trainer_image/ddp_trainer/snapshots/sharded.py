@@ -45,7 +45,8 @@ from ddp_trainer.snapshots.shard_storage import (
 )
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
+from ddp_trainer.snapshots.trust.verify import read_back
 
 _VERSION = 1
 
@@ -101,15 +102,12 @@ class StagedShard:
         """Bytes that this rank is going to write."""
         return len(self.header) + self.data.numel() + len(self.structure) + len(self.index or b"")
 
-    def write(self, directory: Path, disk: Disk) -> None:
-        """Write and sync this rank's files; raises OSError. Rank 0 has made the folder."""
+    def write(self, directory: Path, disk: Disk) -> dict[str, FileEntry]:
+        """Write this rank's files, and return what they are by name; raises OSError. Rank 0 has made the folder."""
         files = {tensor_file(self.rank): chunks(self.header, self.data), _structure(self.rank): [self.structure]}
         if self.index is not None:
             files[INDEX] = [self.index]
-        for name, content in files.items():
-            disk.create(directory / name, content)
-            # By the rank that wrote them: on a network file system only its own client can flush them.
-            disk.fsync(directory / name)
+        return {name: disk.create(directory / name, content) for name, content in files.items()}
 
 
 class _Planner(DefaultSavePlanner):
@@ -190,11 +188,25 @@ class Shards:
         text = json.dumps({"version": _VERSION, "states": structure}).encode()
         return StagedShard(self._ranks.rank, header, data, text, writer.index)
 
-    def lead(self, shard: StagedShard, directory: Path, disk: Disk) -> None:
-        """Rank 0: have all ranks write into `directory`. Raises SnapshotError naming the rank that could not."""
+    def lead(self, shard: StagedShard, directory: Path, disk: Disk) -> dict[str, FileEntry]:
+        """Rank 0: have all ranks write into `directory`, and return what all files are by name. What other ranks wrote
+        is read back here, through another client of the volume. Raises SnapshotError naming the rank that could not
+        write, or whose file is another one here, and OSError.
+        """
         disk.make_directory(directory / SHARDS)
         self._share_directory(str(directory))
-        self._write(shard, directory, disk)
+        parts = self._write(shard, directory, disk)
+        for rank, part in enumerate(parts):
+            for name, entry in part.items() if rank != self._ranks.rank else ():
+                with (directory / name).open("rb") as file:
+                    found = read_back(file)
+                if found != entry:
+                    raise SnapshotError(
+                        f"rank {rank}: {name}, written with {entry.bytes} bytes and SHA-256 {entry.sha256[:12]}…, is "
+                        f"read by rank 0 with {found.bytes} bytes and {found.sha256[:12]}…. Check the volume's server, "
+                        "and its mount on both nodes"
+                    )
+        return {name: entry for part in parts for name, entry in part.items()}
 
     def dismiss(self) -> None:
         """Rank 0: let the others know that this save is over, however it went."""
@@ -243,14 +255,18 @@ class Shards:
             kind = SnapshotError if isinstance(cause, OSError | CorruptSnapshotError) else IncompatibleSnapshotError
             raise kind(f"snapshot of step {manifest.step}, rank {rank}: {cause}") from problem
 
-    def _write(self, shard: StagedShard, directory: Path, disk: Disk) -> None:
+    def _write(self, shard: StagedShard, directory: Path, disk: Disk) -> list[dict[str, FileEntry]]:
+        """Write this rank's files; what each rank wrote, by rank."""
+        files: dict[str, FileEntry] = {}
         error: Exception | None = None
         try:
-            shard.write(directory, disk)
+            files = shard.write(directory, disk)
         except Exception as problem:
             error = problem
         with self._together() as writers:
             self._agree(error, writers)
+            parts = writers.values({name: [entry.bytes, entry.sha256] for name, entry in files.items()})
+        return [{name: FileEntry(*entry) for name, entry in part.items()} for part in parts]
 
     def _share_directory(self, directory: str | None) -> str | None:
         """Rank 0's `directory` on the writing threads of all ranks; None when the save is over."""

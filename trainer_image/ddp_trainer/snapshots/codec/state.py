@@ -96,12 +96,13 @@ class Staged:
         """Bytes that `write` is going to write."""
         return len(self.structure) + sum(len(header) + data.numel() for header, data in self.files.values())
 
-    def write(self, directory: Path, disk: Disk | None = None) -> None:
-        """Write the files into `directory`; raises OSError. Syncing and summing them is the store's."""
+    def write(self, directory: Path, disk: Disk | None = None) -> dict[str, FileEntry]:
+        """Write the files into `directory`, and return what they are by name. Raises OSError."""
         disk = disk or Disk()
-        for name, (header, data) in self.files.items():
-            disk.create(directory / name, chunks(header, data))
-        disk.create(directory / STRUCTURE, [self.structure])
+        files = {
+            name: disk.create(directory / name, chunks(header, data)) for name, (header, data) in self.files.items()
+        }
+        return files | {STRUCTURE: disk.create(directory / STRUCTURE, [self.structure])}
 
 
 class Staging:

@@ -1,7 +1,7 @@
 """The file operations that a snapshot is made of, one method each.
 
 They are few and named so that a test can count them and kill the process at any one, and so that what is durable when
-is visible in one place: nothing counts as written before `fsync` of the file, nothing as named before `fsync` of its
+is visible in one place: nothing counts as written before `sync` of the file, nothing as named before `fsync` of its
 directory.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import mmap
 import os
 import shutil
@@ -16,6 +17,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from ddp_trainer.snapshots.trust.manifest import FileEntry
 
 Chunk = bytes | bytearray | memoryview
 
@@ -30,23 +33,37 @@ class Disk:
         """Create a directory; it must not exist."""
         path.mkdir()
 
-    def create(self, path: Path, chunks: Iterable[Chunk]) -> None:
-        """Write a new file. An existing file or a symbolic link of that name is an error, never written through."""
+    def create(self, path: Path, chunks: Iterable[Chunk]) -> FileEntry:
+        """Write a new file that outlives a power cut; returns what it was given to write, summed on the way.
+
+        An existing file or a symbolic link of that name is an error, never written through.
+        """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        size, digest = 0, hashlib.sha256()
         try:
             for chunk in chunks:
                 view = memoryview(chunk).cast("B")
+                digest.update(view)
+                size += len(view)
                 while view:
                     view = view[self.write(descriptor, view) :]
+            # Before it is closed: a client of NFS or CephFS may send the bytes only now. One that is opened later does
+            # not hear of an error before it, once the kernel has forgotten the file in between.
+            self.sync(descriptor)
         finally:
             os.close(descriptor)
+        return FileEntry(size, digest.hexdigest())
 
     def write(self, descriptor: int, view: memoryview) -> int:
         """Write at most `view`; returns the bytes written. Linux writes 2 GiB less a page at most in one call."""
         return os.write(descriptor, view)
 
+    def sync(self, descriptor: int) -> None:
+        """Make the bytes of an open file outlive a power cut. Raises what went wrong since it was opened."""
+        os.fsync(descriptor)
+
     def fsync(self, path: Path) -> None:
-        """Make a file's bytes, or a directory's names, outlive a power cut."""
+        """Make a directory's names, or the bytes of a file that was written before, outlive a power cut."""
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)

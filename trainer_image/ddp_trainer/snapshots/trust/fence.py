@@ -90,7 +90,6 @@ class Fence:
         details = {"time": own.time, "host": own.host, "worldSize": world_size, "nodes": nodes}
         with contextlib.suppress(FileExistsError):
             disk.create(tokens / own.name, [json.dumps(details).encode()])
-            disk.fsync(tokens / own.name)
         disk.fsync(tokens)
         # Two attempts may have come at once; both see both tokens now, and the older one stops here.
         fence.check()

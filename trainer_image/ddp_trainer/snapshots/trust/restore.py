@@ -59,7 +59,6 @@ def ask(directory: Path, step: int, disk: Disk | None = None) -> Sequence[Path]:
     written = directory / f"{TEMPORARY}{REQUEST}-{os.getpid()}"
     written.unlink(missing_ok=True)
     disk.create(written, [json.dumps({"step": step, "after": after}).encode()])
-    disk.fsync(written)
     disk.rename(written, directory / REQUEST)
     disk.fsync(directory)
     return _newer(directory, step)

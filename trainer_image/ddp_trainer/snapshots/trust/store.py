@@ -1,8 +1,8 @@
 """A directory of snapshots in which each one is there whole or not at all.
 
-Saving: files go into a temporary directory, each is summed and fsynced, the manifest is written last, the directory
-is fsynced, the fence is checked, and one rename makes it `step-<N>`. Loading: newest to oldest, the first whose
-every byte matches its manifest; what does not match is set aside with the reason, never deleted unseen. Without a
+Saving: files go into a temporary directory, each is summed as it is written and fsynced, the manifest is written last,
+the directory is fsynced, the fence is checked, and one rename makes it `step-<N>`. Loading: newest to oldest, the first
+whose every byte matches its manifest; what does not match is set aside with the reason, never deleted unseen. Without a
 fence a store only reads: it verifies and lists, and changes nothing.
 """
 
@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,13 +23,16 @@ from ddp_trainer.snapshots.trust.disk import UNKNOWN_BYTES, Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import listing, manifest_in, set_aside_in, steps_in
-from ddp_trainer.snapshots.trust.manifest import Manifest, SnapshotInfo
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, SnapshotInfo
 from ddp_trainer.snapshots.trust.names import CORRUPT, MANIFEST, TEMPORARY, Series, parse_step, step_directory
-from ddp_trainer.snapshots.trust.verify import files_in, sums, verify_files
+from ddp_trainer.snapshots.trust.verify import files_in, verify_files
 
 log = logging.getLogger(__name__)
 
 Loaded = TypeVar("Loaded")
+
+Write = Callable[[Path], Mapping[str, FileEntry]]
+"""Fills a directory with files that are synced, and returns what it has written by name."""
 
 KEEP_CORRUPT = 2
 """How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough to have room."""
@@ -66,7 +69,7 @@ class SnapshotStore:
         self.set_aside: MutableSequence[SnapshotInfo] = []
         """What this store found not to verify and set aside."""
 
-    def save(self, write: Callable[[Path], None], manifest: Manifest, *, expected_bytes: int = 0) -> Manifest:
+    def save(self, write: Write, manifest: Manifest, *, expected_bytes: int = 0) -> Manifest:
         """Have `write` fill a temporary directory and make it `step-<N>`; returns the manifest with its files.
 
         If an earlier attempt has left a valid snapshot of this step, that one stays and its manifest is
@@ -198,18 +201,21 @@ class SnapshotStore:
 
     # Saving, step by step
 
-    def _write(self, write: Callable[[Path], None], manifest: Manifest, temporary: Path, target: Path) -> Manifest:
+    def _write(self, write: Write, manifest: Manifest, temporary: Path, target: Path) -> Manifest:
         # A container restarted in place can have the pid, and so the temporary name, of the one before it.
         self.disk.remove_tree(temporary)
         self.disk.make_directory(temporary)
-        write(temporary)
-        names = files_in(temporary)
-        return self._publish(temporary, manifest.with_files(sums(temporary, names, self.disk)), target)
+        # What was to be written counts, not what can be read back now: the volume may have lost some of it already.
+        files = write(temporary)
+        found = {name: (temporary / name).stat().st_size for name in files_in(temporary)}
+        wrong = sorted({name for name, _ in found.items() ^ {name: files[name].bytes for name in files}.items()})
+        if wrong:
+            raise SnapshotError(f"{wrong[0]} {_difference(found.get(wrong[0]), files.get(wrong[0]))}; check the volume")
+        return self._publish(temporary, manifest.with_files(files), target)
 
     def _publish(self, temporary: Path, manifest: Manifest, target: Path) -> Manifest:
         """Add the manifest to summed and synced files, and rename the directory. Raises OSError or FencedError."""
         self.disk.create(temporary / MANIFEST, [manifest.to_json()])
-        self.disk.fsync(temporary / MANIFEST)
         for directory in sorted((path for path in temporary.rglob("*") if path.is_dir()), reverse=True):
             self.disk.fsync(directory)
         self.disk.fsync(temporary)
@@ -397,6 +403,11 @@ def retained(
         if step // every > (milestones[-1] // every if milestones else 0):
             milestones.append(step)
     return frozenset((*steps[-1:], *newest, *milestones))
+
+
+def _difference(found: int | None, written: FileEntry | None) -> str:
+    there = "is not there" if found is None else f"has {found} bytes"
+    return f"{there}, and {'nothing was' if written is None else f'{written.bytes} bytes were'} written to it"
 
 
 def _mib(count: int) -> str:

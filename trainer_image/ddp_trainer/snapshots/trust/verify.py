@@ -1,4 +1,4 @@
-"""The files of a snapshot: summed when they are written, and none accepted before its size and SHA-256 are those of
+"""The files of a snapshot: summed where others wrote them, and none accepted before its size and SHA-256 are those of
 the manifest.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from typing import BinaryIO
 
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, SnapshotError
@@ -33,15 +34,19 @@ def files_in(directory: Path) -> Sequence[str]:
 
 
 def sums(directory: Path, names: Iterable[str], disk: Disk) -> dict[str, FileEntry]:
-    """Sum and sync the files of these names below `directory`. Raises OSError."""
+    """Sum and sync the files of these names below `directory`, which others wrote and closed. Raises OSError."""
     entries = {}
     for name in names:
-        path = directory / name
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        disk.fsync(path)
-        entries[name] = FileEntry(path.stat().st_size, digest)
+        with (directory / name).open("rb") as file:
+            entries[name] = read_back(file)
+            disk.sync(file.fileno())  # of what was opened before it was read: an error in between is not missed
     return entries
+
+
+def read_back(file: BinaryIO) -> FileEntry:
+    """What is in an open file. Raises OSError."""
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileEntry(os.fstat(file.fileno()).st_size, digest)
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
