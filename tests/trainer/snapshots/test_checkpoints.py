@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun
 
 from ddp_trainer.snapshots.checkpoints import Checkpoints, share_out
 from ddp_trainer.snapshots.trust.disk import is_cached
-from ddp_trainer.snapshots.values import Identity
+from ddp_trainer.snapshots.trust.errors import SnapshotError
+from ddp_trainer.snapshots.values import Identity, Progress
 
 HERE = Path(__file__).parent
 
@@ -120,6 +122,21 @@ def test_one_rank_finds_what_two_have_written(out: Path, seen: Any) -> None:
     newest = Checkpoints(directory, keep=2, identity=Identity("digits", "uid-1", 1, 1, 0, 1)).newest()
     assert newest is not None
     assert (newest[0].step, newest[0].world_size) == (3, 2)
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2, identity=Identity("digits", "uid-1", 1, 1, 0, 1))
+    with checkpoints.writing(Progress(7, 0, 0)) as folder:
+        (folder / "model.pt").write_bytes(b"model")
+
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("ddp_trainer.snapshots.checkpoints.verify_files", fails)
+    with pytest.raises(SnapshotError, match=r"cannot be read: checkpoint-0+7 \(.*Input/output error\)"):
+        checkpoints.newest()
 
 
 @pytest.mark.parametrize(

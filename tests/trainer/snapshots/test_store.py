@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, _checksum
@@ -166,6 +166,23 @@ def test_a_snapshot_that_cannot_be_read_just_now_is_passed_over_and_not_accused(
 
     assert store.load_newest(read)[1] == 1
     assert volume.step(2).name in volume.names()
+
+
+def test_where_no_snapshot_can_be_read_just_now_nothing_begins_anew(volume: Any) -> None:
+    store = volume.writer()
+    for step in (1, 2, 3):
+        volume.save(store, step)
+    truncate(volume.step(2))
+
+    def read(directory: Path, manifest: Manifest) -> None:
+        if manifest.step == 2:
+            store.verify(2)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with pytest.raises(SnapshotError, match=r"step-0+3 \(.*Stale.*\), step-0+1 \(.*Stale.*\)\. .* left") as raised:
+        volume.writer(attempt=1).load_newest(read)
+    assert not isinstance(raised.value, UserError), "the next attempt may read them"
+    assert volume.names() == {volume.step(1).name, volume.step(2).name + ".corrupt", volume.step(3).name}
 
 
 def test_the_newest_are_kept(volume: Any) -> None:

@@ -165,12 +165,14 @@ class SnapshotStore:
 
         `read` raises CorruptSnapshotError for files that are not what the manifest says. A writer sets such a
         snapshot aside and removes what unfinished saves left; a reader only passes over it. A snapshot that cannot
-        be read just now (EIO) is passed over and stays where it is. IncompatibleSnapshotError goes through: the
-        snapshot is good and the program does not fit.
+        be read just now (EIO) is passed over and stays where it is; SnapshotError if no other one can be used, since
+        to begin anew would throw away all steps for an error that may be over in a minute. IncompatibleSnapshotError
+        goes through: the snapshot is good and the program does not fit.
         """
         if self.fence is not None:
             self.fence.check()
             self._remove_temporaries()
+        unreadable: MutableSequence[str] = []
         for step in reversed(self.steps()):
             directory = self.path(step)
             try:
@@ -182,6 +184,13 @@ class SnapshotStore:
                 raise IncompatibleSnapshotError(f"snapshot {directory} cannot be loaded: {error}") from error
             except OSError as error:
                 log.warning("snapshot %s cannot be read (%s); trying the one before", directory, error)
+                unreadable.append(f"{directory.name} ({error})")
+        if unreadable:
+            raise SnapshotError(
+                f"no snapshot in {self.directory} can be used, and these cannot be read: {', '.join(unreadable)}. They "
+                "are left as they are; check the volume's server and its network, and start the job again. Where they "
+                "are lost for good, remove them or give the job another name to start over"
+            )
         return None
 
     def verify(self, step: int) -> Manifest:
