@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from tests.trainer.logs.conftest import fill
 
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.logs import losses, runlog, writers
+from ddp_trainer.logs import log_files, losses, runlog, writers
 from ddp_trainer.logs.log_files import LineFile
 from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.logs.runlog import RunLog
@@ -54,6 +55,107 @@ def test_a_write_that_the_volume_cuts_short_is_taken_back_and_made_later(small: 
     lines.write_out()
     assert lines.path.read_text() == f"first\n{'x' * 10_000}\n"
     assert lines.waiting() == ()
+
+
+@pytest.fixture
+def full_at_sync(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A volume that takes every write, and says when a file is synced whether it has room for it."""
+    is_full, fsync = False, os.fsync
+
+    def synced(descriptor: int) -> None:
+        if is_full:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        fsync(descriptor)
+
+    def fill(now: bool) -> None:
+        nonlocal is_full
+        is_full = now
+
+    monkeypatch.setattr("ddp_trainer.logs.log_files.os.fsync", synced)
+    return fill
+
+
+def test_lines_that_the_volume_refuses_only_when_they_are_synced_wait_again(
+    tmp_path: Path, full_at_sync: Callable[[bool], None]
+) -> None:
+    lines = LineFile(tmp_path / "lines")
+    lines.add("first")
+    lines.write_out(durable=True)
+    full_at_sync(True)
+    lines.add("second")
+    lines.write_out()
+    lines.add("third")
+    with pytest.raises(OSError, match="quota"):
+        lines.write_out(durable=True)
+    assert lines.path.read_text() == "first\n"
+    assert lines.waiting() == ("second\n", "third\n")
+    assert lines.waiting(2) == ("second\n",)
+    full_at_sync(False)
+    lines.add("fourth")
+    lines.write_out(durable=True)
+    assert lines.path.read_text() == "first\nsecond\nthird\nfourth\n"
+    assert lines.waiting() == ()
+
+
+def test_the_last_lines_of_a_run_are_made_durable_or_left_as_the_volume_takes_them(
+    tmp_path: Path, full_at_sync: Callable[[bool], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(job(tmp_path), World())
+    full_at_sync(True)
+    log.event("finished", step=1)
+    log.close()
+    assert "events.jsonl cannot be written: Disk quota exceeded" in capsys.readouterr().err
+    assert steps(tmp_path / "logs" / "digits" / "events.jsonl") == [1]
+
+
+def test_lines_that_are_never_asked_to_be_durable_are_not_kept_without_end(
+    tmp_path: Path, full_at_sync: Callable[[bool], None]
+) -> None:
+    lines = LineFile(tmp_path / "lines")
+    for number in range(log_files.SYNC_LINES - 1):
+        lines.add(str(number))
+    full_at_sync(True)
+    lines.write_out()
+    lines.add("last")
+    with pytest.raises(OSError, match="quota"):
+        lines.write_out()
+    full_at_sync(False)
+    lines.write_out()
+    assert lines.path.read_text().splitlines() == [*map(str, range(log_files.SYNC_LINES - 1)), "last"]
+    assert lines._unsynced == []
+
+
+def test_what_another_process_has_written_behind_lines_is_not_taken_back_with_them(
+    tmp_path: Path, full_at_sync: Callable[[bool], None]
+) -> None:
+    lines = LineFile(tmp_path / "lines")
+    lines.add("first")
+    lines.write_out()
+    with lines.path.open("a") as file:
+        file.write("of another\n")
+    full_at_sync(True)
+    lines.add("second")
+    with pytest.raises(OSError, match="quota"):
+        lines.write_out(durable=True)
+    assert "of another\n" in lines.path.read_text()
+    full_at_sync(False)
+    lines.write_out(durable=True)
+    assert set(lines.path.read_text().splitlines()) == {"first", "of another", "second"}
+
+
+def test_a_full_volume_makes_durable_what_it_has_taken(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("ddp_trainer.logs.log_files.os.fsync", lambda descriptor: synced.append(descriptor))
+    lines = LineFile(small / "lines")
+    lines.add("first")
+    lines.write_out()
+    fill(small)
+    lines.add("x" * 10_000)
+    with pytest.raises(OSError, match="No space left on device"):
+        lines.write_out(durable=True)
+    assert synced
+    assert lines.path.read_text() == "first\n"
+    assert len(lines.waiting()) == 1
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -140,6 +141,30 @@ def test_losses_that_a_full_volume_refuses_are_in_the_snapshot_and_in_the_next_a
     ballast.unlink()
     begun(small, 1, after=89, state=refused).close()
     assert [step for step, _ in history(small)] == list(range(1, 90))
+
+
+def test_losses_that_a_volume_refuses_when_they_are_synced_are_in_the_snapshot_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    log = begun(tmp_path, 0)
+    trained(log, 1, 2)
+    saved(log)
+    with monkeypatch.context() as volume:
+        volume.setattr("ddp_trainer.logs.log_files.os.fsync", full)
+        trained(log, 3, 4)
+        refused = saved(log)
+        assert [json.loads(line)["step"] for line in refused["waiting"]] == [3, 4]
+        assert [step for step, _ in history(tmp_path)] == [1, 2]
+        assert log._file is not None
+        log._file.write()
+        assert "can be written again" not in capsys.readouterr().err
+    trained(log, 5)
+    assert saved(log)["waiting"] == []
+    assert "can be written again" in capsys.readouterr().err
+    assert history(tmp_path) == [(step, 0) for step in range(1, 6)]
 
 
 def test_an_attempt_that_could_write_nothing_at_all_is_in_the_next_ones_file(small: Path) -> None:

@@ -1,12 +1,14 @@
 """Log files on a volume that may be full, slow or away for a while: nothing is lost, and training never waits.
 
 Lines wait in memory until a thread has written them. A write that fails in the middle is taken back, which a full
-volume allows, so a file always ends with a whole line and a later try begins where this one did. What waits is
+volume allows, so a file always ends with a whole line and a later try begins where this one did. Some volumes say only
+when a file is synced that they are full: lines are kept until then, and then they too are taken back. What waits is
 bounded, and so is the wait at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -16,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.contract.standard_error import say
 from ddp_trainer.snapshots.trust.disk import Disk
 
@@ -116,6 +119,8 @@ class LogFile:
         self._thread = thread
         self._write_errors = write_errors
         self._is_asked = False
+        self._must_be_durable = False
+        """Before it can be written again: a volume may take what it refuses to make durable."""
 
     def write_soon(self) -> None:
         """Have all lines written that were added so far; does not wait for it."""
@@ -129,9 +134,19 @@ class LogFile:
         try:
             self.lines.write_out(durable=durable)
         except OSError as error:
+            self._must_be_durable |= durable
             self._write_errors.report(self.lines.path, error)
         else:
-            self._write_errors.clear(self.lines.path)
+            if durable or not self._must_be_durable:
+                self._must_be_durable = False
+                self._write_errors.clear(self.lines.path)
+
+    def close(self) -> None:
+        """Write what waits, durably where the volume can, and let go of the file. Waits for the volume."""
+        self.write(durable=True)
+        if self.lines.waiting():
+            self.write()
+        self.lines.close()
 
 
 def _to_stderr(text: str) -> None:
@@ -140,6 +155,8 @@ def _to_stderr(text: str) -> None:
 
 KEEP_LINES: Final = 100_000
 """Lines that wait at most, about 10 MB; beyond that the oldest are given up."""
+SYNC_LINES: Final = 1000
+"""As many that are written but not durable are made so, whether that was asked for or not: each is kept until then."""
 
 
 class LineFile:
@@ -148,9 +165,15 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting: deque[str] = deque(maxlen=KEEP_LINES)
+        self._unsynced: list[str] = []
+        """Lines in the file that are not durable."""
         self._added = 0
         self._descriptor: int | None = None
         self._is_named = False
+        self._synced_size: int | None = None
+        """Where the file ends without `_unsynced`; None where another process has written behind it."""
+        self._size = 0
+        """Where it ends with them."""
         self._adding = threading.Lock()
         """Held for moments only."""
         self._writing = threading.Lock()
@@ -176,41 +199,87 @@ class LineFile:
     def write_out(self, *, durable: bool = False) -> None:
         """Write what waits; `durable` comes back when it would outlive a crash of the node.
 
-        Raises OSError; then the file is as it was before, and the lines go on waiting.
+        Raises OSError; then the lines go on waiting, and those that could not be made durable wait again.
         """
         with self._writing:
-            if self._descriptor is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                self._is_named = False
-            with self._adding:
-                data, added = "".join(self._waiting).encode(), self._added
-            self._append(self._descriptor, data)
-            with self._adding:
-                # all but those that were added meanwhile
-                while len(self._waiting) > self._added - added:
-                    self._waiting.popleft()
-            if durable:
-                os.fsync(self._descriptor)
-                if not self._is_named:
-                    # the name of a new file outlives a crash only once its folder does
-                    Disk().fsync(self.path.parent)
-                    self._is_named = True
+            try:
+                descriptor = self._opened()
+                refusal = self._append_waiting(descriptor)
+                if durable or len(self._unsynced) >= SYNC_LINES:
+                    self._sync(descriptor)
+            except OSError:
+                self._take_back()
+                raise
+            if refusal is not None:
+                raise refusal
 
     def close(self) -> None:
         """Let go of the file; lines that wait are lost, and a thread that is late has none left to write."""
         with self._adding:
             self._waiting.clear()
         with self._writing:
+            self._unsynced.clear()
+            self._synced_size = None
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+    def _opened(self) -> int:
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._is_named = False
+            self._synced_size = self._size = os.fstat(self._descriptor).st_size
+        return self._descriptor
+
+    def _append_waiting(self, descriptor: int) -> OSError | None:
+        """Write what waits. Returns the error of a volume that is full, on which what it took before is safe."""
+        with self._adding:
+            lines, added = list(self._waiting), self._added
+        try:
+            self._append(descriptor, "".join(lines).encode())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return error
+        with self._adding:
+            # all but those that were added meanwhile
+            while len(self._waiting) > self._added - added:
+                self._waiting.popleft()
+        self._unsynced += lines
+        return None
+
+    def _sync(self, descriptor: int) -> None:
+        os.fsync(descriptor)
+        if not self._is_named:
+            # the name of a new file outlives a crash only once its folder does
+            Disk().fsync(self.path.parent)
+            self._is_named = True
+        self._unsynced.clear()
+        self._synced_size = self._size
+
+    def _take_back(self) -> None:
+        """Have lines wait again that are not durable: after an error the kernel may have dropped them."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._cut(self._descriptor)
+        with self._adding:
+            self._waiting = deque([*self._unsynced, *self._waiting], maxlen=KEEP_LINES)
+        self._unsynced.clear()
+
+    def _cut(self, descriptor: int) -> None:
+        """Leave in the file what is durable, unless another process has written behind it."""
+        if self._synced_size is not None and self._synced_size < os.fstat(descriptor).st_size <= self._size:
+            os.ftruncate(descriptor, self._synced_size)
+            self._size = self._synced_size
 
     def _append(self, descriptor: int, data: bytes) -> None:
         """All of it or nothing. Raises OSError."""
         if not data:
             return
         before, written = os.fstat(descriptor).st_size, 0
+        if before != self._size:
+            self._synced_size = None
         if before and os.pread(descriptor, 1, before - 1) != b"\n":
             data = b"\n" + data  # ends the line that a crash cut short
         try:
@@ -220,4 +289,7 @@ class LineFile:
             # unless another process has written behind it by now
             if os.fstat(descriptor).st_size == before + written:
                 os.ftruncate(descriptor, before)
+                written = 0
             raise
+        finally:
+            self._size = before + written

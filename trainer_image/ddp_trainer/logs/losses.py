@@ -194,8 +194,7 @@ class LossLog:
     def close(self) -> None:
         """Write out what waits and let go of the file. Waits for the volume: not for the training thread."""
         if self._file is not None:
-            self._file.write()
-            self._file.lines.close()
+            self._file.close()
 
 
 def _made_durable(file: LogFile, first: int) -> Sequence[str]:

@@ -110,8 +110,7 @@ class RunLog:
     def _let_go(self) -> None:
         """In the log thread."""
         self.losses.close()
-        self._events.write()
-        self._events.lines.close()
+        self._events.close()
         for writer in self._writers or ():
             writer.close()
         self._writers = None
