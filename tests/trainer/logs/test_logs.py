@@ -97,6 +97,27 @@ def test_lines_that_the_volume_refuses_only_when_they_are_synced_wait_again(
     assert lines.waiting() == ()
 
 
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_descriptor_that_the_volume_has_made_useless_is_opened_anew(tmp_path: Path, is_dropped: bool) -> None:
+    """As after a client of CephFS was reconnected (EBADF), which may drop what it had not sent."""
+    lines = LineFile(tmp_path / "lines")
+    lines.add("first")
+    lines.write_out(durable=True)
+    lines.add("second")
+    lines.write_out()
+    assert lines._descriptor is not None
+    os.close(lines._descriptor)
+    if is_dropped:
+        os.truncate(lines.path, len("first\n"))
+    lines.add("third")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        lines.write_out()
+    assert lines.waiting() == ("second\n", "third\n")
+    lines.write_out()
+    assert lines.path.read_text() == "first\nsecond\nthird\n"
+    lines.close()
+
+
 def test_the_last_lines_of_a_run_are_made_durable_or_left_as_the_volume_takes_them(
     tmp_path: Path, full_at_sync: Callable[[bool], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

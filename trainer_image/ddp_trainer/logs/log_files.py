@@ -229,6 +229,7 @@ class LineFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
             self._is_named = False
+            self._cut(self._descriptor)  # what could not be taken back before
             self._synced_size = self._size = os.fstat(self._descriptor).st_size
         return self._descriptor
 
@@ -259,10 +260,15 @@ class LineFile:
         self._synced_size = self._size
 
     def _take_back(self) -> None:
-        """Have lines wait again that are not durable: after an error the kernel may have dropped them."""
-        if self._descriptor is not None:
+        """Have lines wait again that are not durable: after an error the kernel may have dropped them. The next write
+        opens the file anew: a client of CephFS or NFS that has lost its session leaves descriptors that fail for ever.
+        """
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
             with contextlib.suppress(OSError):
-                self._cut(self._descriptor)
+                self._cut(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
         with self._adding:
             self._waiting = deque([*self._unsynced, *self._waiting], maxlen=KEEP_LINES)
         self._unsynced.clear()
