@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.snapshots.trust import store as store_module
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, _checksum
@@ -457,6 +458,59 @@ def test_a_volume_that_is_full_of_files_is_named_with_its_inodes(volume: Any, mo
     store.disk.create = failing(errno.ENOSPC)
     with pytest.raises(SnapshotError, match=r"the volume is full \(32\.0 MiB and 2 inodes free, 1\.0 MiB needed\)\. "):
         volume.save(store, 1)
+
+
+class LazyDisk(Disk):
+    """Frees the space of what is removed when it has been asked for it a few times: CephFS, ZFS."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.asked = 0
+
+    def remove_tree(self, path: Path) -> None:
+        super().remove_tree(path)
+        if "gone" in path.name:
+            self.asked = 0
+
+    def free_bytes(self, path: Path) -> int:
+        self.asked += 1
+        return (2 << 20 if self.asked > 4 else 0) if self.is_full else 1 << 40
+
+
+def test_space_that_is_freed_some_time_after_a_removal_is_waited_for(
+    volume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_POLL_SECONDS", 0.001)
+    disk = LazyDisk()
+    store = volume.writer(keep=2, disk=disk)
+    for step in (1, 2):
+        volume.save(store, step)
+    disk.is_full = True
+    volume.save(store, 3)
+    assert volume.names() == {volume.step(2).name, volume.step(3).name}
+
+
+def test_a_quota_that_does_not_show_in_what_is_free_is_met_by_removing_a_snapshot_first(
+    volume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class QuotaDisk(Disk):
+        def free_bytes(self, path: Path) -> int:
+            return 1 << 40
+
+        def create(self, path: Path, chunks: Any) -> FileEntry:
+            if path.name == "model.safetensors" and len(list(volume.directory.glob("step-*"))) >= 2:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+            return super().create(path, chunks)
+
+    monkeypatch.setattr(store_module, "ROOM_SECONDS", 0.01)
+    store = volume.writer(keep=2, disk=QuotaDisk())
+    for step in (1, 2, 3):
+        volume.save(store, step)
+    assert volume.names() == {volume.step(2).name, volume.step(3).name}
+    store.keep = 9
+    with pytest.raises(SnapshotError, match="volume is full"):
+        volume.save(store, 4)
+    assert volume.names() == {volume.step(2).name, volume.step(3).name}
 
 
 def test_an_error_of_the_callers_own_leaves_no_litter(volume: Any) -> None:

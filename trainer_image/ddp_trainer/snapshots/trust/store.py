@@ -38,6 +38,9 @@ KEEP_CORRUPT = 2
 """How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough to have room."""
 _GONE = f"{TEMPORARY}gone-"
 _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
+ROOM_SECONDS = 10.0
+"""How long a removal may take to make room: CephFS purges files later, and ZFS frees them every five seconds."""
+_POLL_SECONDS = 0.2
 
 
 class SnapshotStore:
@@ -301,10 +304,11 @@ class SnapshotStore:
         """Do before the save what retention would do after it; True if anything was removed.
 
         The newest snapshot stays, and nothing is removed unless that one verifies: the others may be all that is left
-        to resume from. Raises OSError (ENOSPC) if that cannot be enough.
+        to resume from. Raises OSError (ENOSPC) if nothing is removed and there is too little room. After a removal only
+        the write can tell: a quota need not show in what the file system says is free.
         """
         before = self._free_bytes()
-        self._remove_corrupt(0)
+        is_removed = self._remove_corrupt(0)
         steps = self.steps()
         if steps:
             try:
@@ -314,23 +318,37 @@ class SnapshotStore:
                     "no snapshot is removed to make room: the newest, step %d, does not verify (%s)", steps[-1], error
                 )
             else:
-                self._retain(max(1, self.keep - 1))
-        after = self._free_bytes()
-        if after < needed + _SLACK:
+                is_removed |= self._retain(max(1, self.keep - 1))
+        if is_removed:
+            self._await_room(needed, before)
+        elif self._free_bytes() < needed + _SLACK:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
-        return after > before
+        return is_removed
 
-    def _retain(self, keep: int, spare: int | None = None) -> None:
-        """Remove what is not to be retained, never `spare`. A failure is logged: what matters is saved."""
+    def _await_room(self, needed: int, before: int) -> None:
+        """Until more is free than before the removal, and enough; for ROOM_SECONDS at most."""
+        deadline = time.monotonic() + ROOM_SECONDS
+        while (free := self._free_bytes()) != UNKNOWN_BYTES and free < max(needed + _SLACK, before + 1):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _retain(self, keep: int, spare: int | None = None) -> bool:
+        """Remove what is not to be retained, never `spare`; True if anything was removed. A failure is logged: what
+        matters is saved.
+        """
+        is_removed = False
         try:
             steps = self.steps()
             kept = retained(steps, self._is_finite, keep=keep, every=self.keep_every)
             for step in steps:
                 if step not in kept and step != spare:
                     self._remove(self.path(step))
-            self._remove_corrupt(KEEP_CORRUPT)
+                    is_removed = True
+            is_removed |= self._remove_corrupt(KEEP_CORRUPT)
         except OSError as error:
             log.warning("an old snapshot in %s could not be removed: %s", self.directory, error)
+        return is_removed
 
     def _is_finite(self, step: int) -> bool:
         """Whether the loss of a snapshot's step was; True where its manifest cannot be read, which says nothing."""
@@ -341,11 +359,13 @@ class SnapshotStore:
                 return True
         return self._finite[step]
 
-    def _remove_corrupt(self, keep: int) -> None:
+    def _remove_corrupt(self, keep: int) -> bool:
         steps = set_aside_in(self.directory, self.series)
-        for step in steps[: len(steps) - keep]:
+        removed = steps[: max(0, len(steps) - keep)]
+        for step in removed:
             path = self.path(step)
             self._remove(path.with_name(path.name + CORRUPT))
+        return bool(removed)
 
     def _remove(self, directory: Path) -> None:
         # Renamed first: a snapshot half deleted when the process dies must not look like one that went bad.
