@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,35 @@ def test_all_is_on_the_disk_before_the_name_and_the_name_before_save_returns(vol
         assert ("fsync", path) in disk.calls[last_change + 1 : named]
     assert created[-1].name == "manifest.json"
     assert disk.calls[named + 1 :] == [("fsync", volume.directory)]
+
+
+class LostReplyDisk(Disk):
+    """An NFS server that renamed, and whose reply was lost: asked again, it says that there is nothing to rename."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        super().rename(source, target)
+
+
+def test_a_rename_that_was_done_and_is_said_to_have_failed_is_a_snapshot(volume: Any) -> None:
+    store = volume.writer(disk=LostReplyDisk())
+    assert volume.save(store, 1).step == 1
+    assert volume.names() == {volume.step(1).name}
+    assert volume.reader().verify(1).step == 1
+
+
+def test_a_rename_that_was_not_done_is_not_taken_for_one_that_was(volume: Any) -> None:
+    class Overtaken(Disk):
+        """Gives the name to what another writer had for it, and clears away what this one has."""
+
+        def rename(self, source: Path, target: Path) -> None:
+            shutil.copytree(volume.step(1), target)
+            shutil.rmtree(source)
+            super().rename(source, target)
+
+    volume.save(volume.writer(), 1)
+    with pytest.raises(SnapshotError, match="step 2 was not saved"):
+        volume.save(volume.writer(disk=Overtaken()), 2)
 
 
 # What the volume acknowledged and lost

@@ -232,9 +232,24 @@ class SnapshotStore:
             self.disk.fsync(directory)
         self.disk.fsync(temporary)
         self._writer().check()
-        self.disk.rename(temporary, target)
+        try:
+            self.disk.rename(temporary, target)
+        except OSError:
+            # A client of NFS that lost the reply asks again, and hears that there is nothing of that name any more.
+            if not self._is_renamed(temporary, target, manifest):
+                raise
         self.disk.fsync(self.directory)
         return manifest
+
+    def _is_renamed(self, temporary: Path, target: Path, manifest: Manifest) -> bool:
+        """Whether a rename that failed has been done all the same: the name has what was to get it."""
+        try:
+            with contextlib.suppress(PermissionError):
+                os.utime(self.directory)  # or the client may answer from its cache (see fence.Fence.check)
+            is_left = any(path.name == temporary.name for path in self.directory.iterdir())
+            return not is_left and (target / MANIFEST).read_bytes() == manifest.to_json()
+        except OSError:
+            return False
 
     def _temporary(self, manifest: Manifest) -> Path:
         name = step_directory(manifest.step, self.series)
