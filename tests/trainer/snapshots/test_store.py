@@ -490,6 +490,60 @@ def test_a_volume_that_is_full_of_files_is_named_with_its_inodes(volume: Any, mo
         volume.save(store, 1)
 
 
+class HeldDisk(Disk):
+    """A client of NFS on whose node a process has the snapshot of `held` open: its folder cannot be deleted."""
+
+    def __init__(self, held: int | None, error: int) -> None:
+        self.held = held
+        self.error = error
+
+    def remove_tree(self, path: Path) -> None:
+        if self.held is not None and path.is_dir() and f"-{self.held:012d}" in path.name:
+            (path / "model.safetensors").unlink(missing_ok=True)
+            raise OSError(self.error, os.strerror(self.error), str(path))
+        super().remove_tree(path)
+
+
+@pytest.mark.parametrize("error", [errno.ENOTEMPTY, errno.EBUSY])
+def test_a_snapshot_that_is_held_open_keeps_no_other_from_being_removed_and_goes_later(volume: Any, error: int) -> None:
+    store = volume.writer(keep=9, disk=(disk := HeldDisk(1, error)))
+    for step in (1, 2, 3):
+        volume.save(store, step)
+    store.keep = 1
+    volume.save(store, 4)
+    (left,) = volume.names() - {volume.step(4).name}
+    assert left.startswith(f".tmp-gone-{volume.step(1).name}-")
+    volume.save(store, 5)
+    assert left in volume.names()
+    disk.held = None
+    volume.save(store, 6)
+    assert volume.names() == {volume.step(6).name}
+
+
+def test_what_a_removal_has_left_is_deleted_when_the_volume_is_full(volume: Any) -> None:
+    class FullDisk(HeldDisk):
+        def free_bytes(self, path: Path) -> int:
+            return 0 if any(path.glob(".tmp-gone-*")) else 1 << 40
+
+    store = volume.writer(keep=1, disk=(disk := FullDisk(1, errno.ENOTEMPTY)))
+    for step in (1, 2):
+        volume.save(store, step)
+    disk.held = None
+    volume.save(store, 3)
+    assert volume.names() == {volume.step(3).name}
+
+
+def test_a_step_that_is_removed_again_while_its_first_removal_is_held_goes_too(volume: Any) -> None:
+    store = volume.writer(disk=(disk := HeldDisk(1, errno.EBUSY)))
+    for _ in range(2):
+        volume.save(store, 1)
+        store.discard(1)
+    assert len(volume.names()) == 2
+    disk.held = None
+    volume.save(store, 2)
+    assert volume.names() == {volume.step(2).name}
+
+
 class LazyDisk(Disk):
     """Frees the space of what is removed when it has been asked for it a few times: CephFS, ZFS."""
 

@@ -177,10 +177,11 @@ def _remove(stores: Sequence[SnapshotStore], steps: Sequence[int]) -> int:
         # renamed first, to a name that the next writer clears away: half of it must not look like one that went bad
         gone = path.with_name(f"{TEMPORARY}gone-{path.name}-{os.getpid()}")
         path.rename(gone)
-        if gone.is_symlink():
-            gone.unlink()
-        else:
-            shutil.rmtree(gone)
+        with contextlib.suppress(FileNotFoundError):  # the writer may have come to it first
+            if gone.is_symlink():
+                gone.unlink()
+            else:
+                shutil.rmtree(gone)
         print(f"{path.name}: removed")
     return 0
 

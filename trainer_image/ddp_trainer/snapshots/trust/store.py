@@ -37,6 +37,7 @@ Write = Callable[[Path], Mapping[str, FileEntry]]
 KEEP_CORRUPT = 2
 """How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough to have room."""
 _GONE = f"{TEMPORARY}gone-"
+_HELD = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
 ROOM_SECONDS = 10.0
 """How long a removal may take to make room: CephFS purges files later, and ZFS frees them every five seconds."""
@@ -323,7 +324,7 @@ class SnapshotStore:
         the write can tell: a quota need not show in what the file system says is free.
         """
         before = self._free_bytes()
-        is_removed = self._remove_corrupt(0)
+        is_removed = self._remove_gone() | self._remove_corrupt(0)
         steps = self.steps()
         if steps:
             try:
@@ -354,6 +355,7 @@ class SnapshotStore:
         """
         is_removed = False
         try:
+            self._remove_gone()
             steps = self.steps()
             kept = retained(steps, self._is_finite, keep=keep, every=self.keep_every)
             for step in steps:
@@ -386,9 +388,31 @@ class SnapshotStore:
         # Renamed first: a snapshot half deleted when the process dies must not look like one that went bad.
         self._writer().check()
         gone = self.directory / f"{_GONE}{directory.name}-{os.getpid()}"
-        self.disk.remove_tree(gone)
+        self._clear(gone)
+        if os.path.lexists(gone):
+            gone = gone.with_name(f"{gone.name}-{time.time_ns()}")
         self.disk.rename(directory, gone)
-        self.disk.remove_tree(gone)
+        self._clear(gone)
+
+    def _remove_gone(self) -> bool:
+        """Delete what removals before have left; True if any of it is gone now."""
+        left = list(self.directory.glob(f"{_GONE}{self.series}-*"))
+        if left:
+            self._writer().check()
+        for path in left:
+            self._discard(path)
+        return not all(os.path.lexists(path) for path in left)
+
+    def _clear(self, gone: Path) -> None:
+        """Delete what has no name of ours any more. A client of NFS keeps what a process of its node has open, under
+        another name, and the folder with it: that is left for the next removal. Raises OSError.
+        """
+        try:
+            self.disk.remove_tree(gone)
+        except OSError as error:
+            if error.errno not in _HELD:
+                raise
+            log.warning("%s is not deleted yet, something on this node still has it open: %s", gone, error)
 
     def _remove_temporaries(self) -> None:
         """The owner clears what unfinished saves and removals left, its own from before a restart included."""
