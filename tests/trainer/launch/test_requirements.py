@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -31,6 +32,7 @@ from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.launch import requirements
 from ddp_trainer.launch.code import put_code
+from ddp_trainer.launch.leftovers import sync
 from ddp_trainer.launch.pip_output import (
     IndexFails,
     PipKilled,
@@ -282,6 +284,74 @@ def test_a_pip_that_was_killed_says_nothing_of_the_requirements(
 def test_the_wait_for_node_rank_0_ends_when_there_is_no_point_in_it(required) -> None:
     with pytest.raises(Interrupted):
         packages(replace(required("greeting"), node_rank=1), lambda seconds: False)
+
+
+@pytest.mark.processes
+def test_an_environment_is_on_the_disk_before_it_has_its_name(required, tmp_path, monkeypatch) -> None:
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    wheel(tmp_path / "wheels")
+    folder = packages(required(f"--no-index\n--find-links {tmp_path}/wheels\ngreeting\n"), go_on)
+    assert folder is not None
+    (env,) = (tmp_path / "shared/envs").iterdir()
+    made = [path for path in env.rglob("*") if not path.is_symlink()]
+    assert folder / "greeting.py" in made
+    assert {path.relative_to(env).as_posix() for path in made} <= {
+        path.relative_to(env.parent).as_posix().partition("/")[2] for path in synced if path.parts[-2] != "envs"
+    }
+    assert all(path.relative_to(env.parent).parts[0].startswith(".") for path in synced)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(300), b"{", b"[]"])
+def test_an_environment_whose_marker_has_lost_its_bytes_is_not_used(tmp_path: Path, content: bytes) -> None:
+    """As after a power cut, where the file outlives it and its bytes do not."""
+    (tmp_path / "key").mkdir()
+    (tmp_path / "key" / requirements.MARKER).write_bytes(content)
+    assert not is_ready(tmp_path / "key")
+
+
+def test_an_environment_whose_marker_cannot_be_read_just_now_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    (tmp_path / "key").mkdir()
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        is_ready(tmp_path / "key")
+
+
+def test_a_folder_is_synced_with_all_below_it_and_not_what_its_links_lead_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside.write_bytes(b"x")
+    (folder / "below").mkdir(parents=True)
+    (folder / "below" / "file").write_bytes(b"x")
+    (folder / "link").symlink_to(outside)
+    (folder / "dangling").symlink_to(tmp_path / "none")
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    sync(folder)
+    assert synced[0] == folder / "below" / "file"
+    assert sorted(synced[1:]) == [folder, folder / "below"]
+
+
+def test_a_sync_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "file").write_bytes(b"x")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        sync(tmp_path)
 
 
 def test_an_environment_without_its_marker_is_not_used(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
 from ddp_trainer.initialize.sources import CHUNK_BYTES, FetchError, fetch
 from ddp_trainer.launch.exit.report import log, report_start_failure
+from ddp_trainer.launch.leftovers import sync
 
 MARKERS = ".ddpjob/initialized"
 VERSION = 1
@@ -165,7 +166,7 @@ def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
         fetch(task.source, part, pvcs)
         if task.sha256 is not None:
             _verify(part, task)
-        _sync(part)
+        sync(part)
         _put_in_place(part, target)
     finally:
         _remove(part)
@@ -207,17 +208,6 @@ def _run_script(task: Initializer, shared: Path, target: Path) -> None:
         raise UserError(f"the script has ended, and there is no {task.path}; correct the script or the path")
     if task.sha256 is not None:
         _verify(target, task)
-
-
-def _sync(path: Path) -> None:
-    """Everything at `path` is on the disk before its name is."""
-    found = [path, *(path.rglob("*") if path.is_dir() else ())]
-    for item in found:
-        handle = os.open(item, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _put_in_place(part: Path, target: Path) -> None:

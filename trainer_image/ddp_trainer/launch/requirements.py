@@ -37,7 +37,7 @@ from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.messages import no_space
 from ddp_trainer.launch.exit.report import log
-from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers
+from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers, sync
 from ddp_trainer.launch.pip_output import (
     IndexFails,
     PipKilled,
@@ -152,13 +152,16 @@ def image_packages(path: Sequence[str]) -> set[str]:
 
 
 def is_ready(env: Path) -> bool:
-    """Whether it is made, and whole."""
+    """Whether it is made, and whole: its marker can be read. Raises OSError."""
     try:
         # A client of NFS remembers for up to a minute that a name does not exist, unless it lists the folder.
         listed = any(entry.name == env.name for entry in env.parent.iterdir())
     except FileNotFoundError:
         return False
-    return listed and (env / MARKER).is_file()
+    try:
+        return listed and isinstance(json.loads((env / MARKER).read_bytes()), dict)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
 
 
 def site_packages(env: Path) -> Path:
@@ -217,7 +220,8 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
             for found in importlib.metadata.distributions(path=[str(site_packages(part))])
         }
         write_json(part / MARKER, {"version": VERSION, "time": time.time(), "pinned": pins, "installed": installed})
-        put_in_place(part, env, lambda: read_json(env / MARKER) is not None)
+        sync(part)  # no later attempt looks further than the marker
+        put_in_place(part, env, lambda: is_ready(env))
     finally:
         remove(part)
     remove_unused_aside(env.parent.parent)
