@@ -10,9 +10,9 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO
 
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, SnapshotError
@@ -43,7 +43,7 @@ def sums(directory: Path, names: Iterable[str], disk: Disk) -> dict[str, FileEnt
     return entries
 
 
-def read_back(file: BinaryIO) -> FileEntry:
+def read_back(file: BufferedReader) -> FileEntry:
     """What is in an open file. Raises OSError."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileEntry(os.fstat(file.fileno()).st_size, digest)
