@@ -375,6 +375,57 @@ def test_a_file_that_has_lost_its_content_is_written_again(shared: Path) -> None
     assert texts(work) == FILES
 
 
+@pytest.mark.parametrize("slow", ["_look", "read_archives"])
+def test_a_line_that_a_script_wrote_while_a_slow_pod_begins_stays(shared: Path, monkeypatch, slow: str) -> None:
+    """The gang of the faster pods has begun; a spare still has the record of the code before."""
+    work, edited = run(shared, FILES | {"results.csv": "old\n"}), {**FILES, "results.csv": "header\n"}
+    original = getattr(work_files, slow)
+
+    def with_another_pod(*arguments: object) -> object:
+        monkeypatch.setattr(work_files, slow, original)
+        run(shared, edited)
+        with (work / "results.csv").open("a") as file:
+            file.write("epoch 1\n")
+        return original(*arguments)
+
+    monkeypatch.setattr(work_files, slow, with_another_pod)
+    run(shared, edited)
+    assert texts(work) == edited | {"results.csv": "header\nepoch 1\n"}
+
+
+def test_a_file_that_is_written_to_while_it_is_read_stays(shared: Path, monkeypatch) -> None:
+    work, read = run(shared, FILES | {"results.csv": "header\n"}), work_files.read_hashed
+    for is_before in (True, False):
+
+        def with_a_script(content, into=None, is_before=is_before):
+            sha256 = None if is_before else read(content, into)
+            if content.name == str(work / "results.csv"):
+                with (work / "results.csv").open("a") as file:
+                    file.write("epoch\n")
+            return sha256 or read(content, into)
+
+        with monkeypatch.context() as during:
+            during.setattr(work_files, "read_hashed", with_a_script)
+            run(shared, FILES | {"results.csv": "header\n"})
+    assert (work / "results.csv").read_text() == "header\nepoch\nepoch\n"
+
+
+def test_what_was_edited_is_as_the_script_left_it_while_it_was_read(shared: Path, monkeypatch) -> None:
+    work, read = run(shared, FILES | {"results.csv": "old\n"}), work_files.read_hashed
+
+    def with_a_script(content, into=None):
+        sha256 = read(content, into)
+        if getattr(content, "name", None) == str(work / "results.csv"):
+            with (work / "results.csv").open("a") as file:
+                file.write("epoch\n")
+        return sha256
+
+    monkeypatch.setattr(work_files, "read_hashed", with_a_script)
+    with pytest.raises(UserError, match=r"results\.csv; move or delete them there"):
+        run(shared, FILES | {"results.csv": "header\n"})
+    assert (work / "results.csv").read_text() == "old\nepoch\n"
+
+
 def test_a_volume_without_hard_links_has_the_files_too(shared: Path, monkeypatch) -> None:
     def refuse(path: Path, other: Path) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")

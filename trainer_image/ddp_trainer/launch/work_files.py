@@ -23,7 +23,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, Literal, NamedTuple
 
@@ -85,9 +85,13 @@ def whose_is(file: Path, path: str, entry: Entry | None, known: Collection[str])
         if not stat.S_ISREG(found.st_mode):
             return "job"
         sha256 = None
-        if found.st_size <= MOST_BYTES:
-            with file.open("rb") as content:
+        with file.open("rb") as content:
+            before = os.fstat(content.fileno())  # of `lstat`, NFS may remember an earlier one
+            if before.st_size <= MOST_BYTES:
                 sha256 = read_hashed(content)
+            found = os.fstat(content.fileno())
+        if (found.st_mtime_ns, found.st_size) != (before.st_mtime_ns, before.st_size):
+            sha256 = None  # a script has written to it meanwhile
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:  # what was put there can be read
@@ -142,17 +146,26 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
             path for path in plan.taken if path not in listing or listing[path].sha256 not in known.get(path, ())
         ]
         if refused:
+            if (read_json(record) or {}) != before:  # another pod was faster, and its script may have written since
+                copy_code(listing, code, shared, job)
+                return
             raise UserError(_refusal(work, refused))
         both = {path: {*known.get(path, ()), *_digests(listing, path)} for path in {*known, *listing}}
         _record(record, None, both)
     if plan.taken:
         log(f"kept what the job has written in the place of its code: {_listed(plan.taken)}")
     for path in plan.remove:
-        (work / path).unlink(missing_ok=True)
-    for path in plan.set_aside:
-        if whose_is(work / path, path, listing[path], known.get(path, ())) == "changed":  # no other pod was faster
+        if whose_is(work / path, path, None, known.get(path, ())) == "earlier":  # no other pod was faster
+            (work / path).unlink(missing_ok=True)
+
+    def may_replace(path: str) -> bool:
+        """Another pod may have put it there since, and its script may have written to it."""
+        whose = whose_is(work / path, path, listing[path], known.get(path, ()))
+        if whose == found[path] == "changed":
             _set_aside(work / path)
-    _make(plan.make, found, code, work, record)
+        return whose is None or whose == found[path]
+
+    _make(plan.make, found, may_replace, code, work, record)
     for path in (path for path, entry in listing.items() if entry.mode & 0o111 and found.get(path) == "code"):
         with contextlib.suppress(OSError):  # it belongs to somebody else
             if not (work / path).stat().st_mode & 0o100:
@@ -204,8 +217,17 @@ def _remove(work: Path, known: Mapping[str, Collection[str]]) -> None:
             (work / folder).rmdir()
 
 
-def _make(paths: Collection[str], found: Mapping[str, Whose], code: SubmittedCode, work: Path, record: Path) -> None:
-    """Write these files, from the archives: a copy on the volume may be changed while it is read."""
+def _make(
+    paths: Collection[str],
+    found: Collection[str],
+    may_replace: Callable[[str], bool],
+    code: SubmittedCode,
+    work: Path,
+    record: Path,
+) -> None:
+    """Write these files, from the archives: a copy on the volume may be changed while it is read. Of those that were
+    `found`, `may_replace` is asked last: unpacking takes a while.
+    """
     if not paths:
         return
     wanted = frozenset(paths)
@@ -219,10 +241,10 @@ def _make(paths: Collection[str], found: Mapping[str, Whose], code: SubmittedCod
         new = part / "file"
         sha256 = write_file(content, new, mode)
         (work / path).parent.mkdir(parents=True, exist_ok=True)
-        if path in found:
-            new.replace(work / path)
-        else:
+        if path not in found:
             _put(new, work / path)
+        elif may_replace(path):
+            new.replace(work / path)
         new.unlink(missing_ok=True)
         return sha256
 
