@@ -426,6 +426,45 @@ def test_what_was_edited_is_as_the_script_left_it_while_it_was_read(shared: Path
     assert (work / "results.csv").read_text() == "old\nepoch\n"
 
 
+@pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff"])
+@pytest.mark.parametrize("edited", [{}, {"train.py": "# edited", "config/ü.yaml": "a: 2\n"}], ids=["same", "edited"])
+def test_a_record_that_was_lost_does_not_make_the_code_the_files_of_the_job(
+    shared: Path, content: bytes | None, edited: Mapping[str, str]
+) -> None:
+    """And a module that has lost its content with it."""
+    work, record = run(shared, FILES), shared / "work" / f".{JOB}" / "code.json"
+    record.unlink() if content is None else record.write_bytes(content)
+    time_before = (work / "lib/model.py").stat().st_mtime
+    (work / "lib/model.py").write_text("")
+    os.utime(work / "lib/model.py", (time_before, time_before))
+    run(shared, FILES | edited)
+    assert texts(work) == FILES | edited
+    run(shared, FILES)
+    assert texts(work) == FILES
+
+
+def test_a_record_that_cannot_be_read_just_now_is_no_error_of_the_user(shared: Path, monkeypatch) -> None:
+    run(shared, FILES)
+    read = Path.read_bytes
+
+    def stale(path: Path) -> bytes:
+        if path.name == "code.json":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    with pytest.raises(OSError, match="Stale"):
+        run(shared, FILES | {"train.py": "# edited"})
+
+
+def test_the_record_is_on_the_disk_before_it_has_its_name(shared: Path, monkeypatch) -> None:
+    work_folder, synced = shared / "work" / f".{JOB}", list[int]()
+    sync_ = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), sync_(descriptor)))
+    run(shared, FILES)
+    assert (work_folder / "code.json").stat().st_ino in synced
+
+
 def test_a_volume_without_hard_links_has_the_files_too(shared: Path, monkeypatch) -> None:
     def refuse(path: Path, other: Path) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")

@@ -29,10 +29,9 @@ from typing import IO, Any, Final, Literal, NamedTuple
 
 from ddp_trainer.contract.environment import SubmittedCode
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.contract.json_files import read_json
 from ddp_trainer.launch.code_archive import MOST_BYTES, Entry, Listing, read_archives, read_hashed
 from ddp_trainer.launch.exit.report import log
-from ddp_trainer.launch.leftovers import beside, remove, remove_leftovers
+from ddp_trainer.launch.leftovers import beside, remove, remove_leftovers, sync
 from ddp_trainer.launch.unused import CODE, mark_used
 
 SHOWN: Final = 3
@@ -98,8 +97,10 @@ def whose_is(file: Path, path: str, entry: Entry | None, known: Collection[str])
         return "job"
     if entry is not None and sha256 == entry.sha256:
         return "code"
-    # A node that goes down may leave a file without its content; one that was written to later has another time.
-    if sha256 in known or found.st_mtime in map(time_of, known):
+    # A node that goes down may leave a file without its content; one that was written to later has another time. The
+    # record of what was put there may be lost too, and the time of such a file still follows from what is in it.
+    digests = {*known, *((entry.sha256,) if entry is not None else ()), *((sha256,) if sha256 is not None else ())}
+    if sha256 in known or found.st_mtime in map(time_of, digests):
         return "earlier"
     return "changed" if known and entry is not None and _runs(path, entry) else "job"
 
@@ -132,7 +133,7 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
     for folder in (work, record.parent):
         folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(record.parent, time.time())
-    before = read_json(record) or {}
+    before = _read(record, listing)
     known, is_new = _files(before), before.get("sha256") != code.sha256
     if is_new:
         if isinstance(before.get("sha256"), str):
@@ -146,7 +147,7 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
             path for path in plan.taken if path not in listing or listing[path].sha256 not in known.get(path, ())
         ]
         if refused:
-            if (read_json(record) or {}) != before:  # another pod was faster, and its script may have written since
+            if _read(record, listing) != before:  # another pod was faster, and its script may have written since
                 copy_code(listing, code, shared, job)
                 return
             raise UserError(_refusal(work, refused))
@@ -172,6 +173,19 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
                 (work / path).chmod(listing[path].mode)
     if is_new:
         _record(record, code.sha256, {path: {entry.sha256} for path, entry in listing.items()})
+
+
+def _read(record: Path, listing: Listing) -> Mapping[str, Any]:
+    """Without a record nothing was put there. Of one that has lost its content, the files of `listing` are the likely
+    ones. Raises OSError where it cannot be read just now: without it, the files of the code would look like the job's.
+    """
+    try:
+        value = json.loads(record.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"files": {path: [entry.sha256] for path, entry in listing.items()}}
 
 
 def _files(record: Mapping[str, Any]) -> dict[str, set[str]]:
@@ -294,6 +308,7 @@ def _record(record: Path, sha256: str | None, files: Mapping[str, Collection[str
     """`sha256` is None while not all files are there."""
     new = beside(record)
     new.write_text(json.dumps({"sha256": sha256, "files": {path: sorted(files[path]) for path in sorted(files)}}))
+    sync(new)  # after a power cut it would have its name, and no content
     new.replace(record)
 
 
