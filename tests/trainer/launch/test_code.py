@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -441,6 +442,55 @@ def test_a_record_that_was_lost_does_not_make_the_code_the_files_of_the_job(
     assert texts(work) == FILES | edited
     run(shared, FILES)
     assert texts(work) == FILES
+
+
+def linked(shared: Path, files: Mapping[str, str]) -> Path:
+    """The working directory as launchers left it that made links."""
+    code = submitted(shared.parent / digest_of(files)[:8], files)
+    unpack(code, shared / "code")
+    work, record = shared / "work" / JOB, shared / "work" / f".{JOB}" / "code.json"
+    for path in files:
+        (work / path).parent.mkdir(parents=True, exist_ok=True)
+        (work / path).symlink_to(shared / "code" / code.sha256 / path)
+    record.parent.mkdir()
+    record.write_text(json.dumps({"sha256": code.sha256, "paths": sorted(files)}))
+    return work
+
+
+def test_a_job_that_had_links_to_its_code_goes_on_with_copies(shared: Path, capsys) -> None:
+    work = linked(shared, FILES)
+    for _ in range(2):
+        run(shared, FILES)
+        assert texts(work) == FILES
+        assert not [path for path in work.rglob("*") if path.is_symlink()]
+    change(work / "lib/model.py")
+    change(work / "config/ü.yaml")
+    run(shared, FILES)
+    assert (work / "lib/model.py").read_text() == FILES["lib/model.py"]
+    assert "kept as model.py.changed-" in capsys.readouterr().err
+    (aside,) = (work / "lib").glob("*.changed-*")
+    aside.unlink()
+    edited = {"train.py": "# edited", "config/ü.yaml": FILES["config/ü.yaml"]}
+    run(shared, edited)
+    assert texts(work) == edited | {"config/ü.yaml": "evil = 1\n"}
+
+
+def test_links_to_code_that_was_edited_meanwhile_go(shared: Path) -> None:
+    work = linked(shared, FILES)
+    edited = {"train.py": "# edited", "lib": "no folder any more"}
+    run(shared, edited)
+    assert texts(work) == edited
+    assert not (work / "config").exists()
+    assert json.loads((shared / "work" / f".{JOB}" / "code.json").read_text())["files"].keys() == edited.keys()
+
+
+def test_a_job_that_had_links_keeps_what_it_had_written_in_their_place(shared: Path) -> None:
+    work = linked(shared, FILES)
+    (work / "config/ü.yaml").unlink()
+    (work / "config/ü.yaml").write_text("of the job")
+    for files in (FILES, FILES | {"train.py": "# edited"}):
+        run(shared, files)
+        assert texts(work) == files | {"config/ü.yaml": "of the job"}
 
 
 def test_a_record_that_cannot_be_read_just_now_is_no_error_of_the_user(shared: Path, monkeypatch) -> None:

@@ -135,6 +135,10 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
     remove_leftovers(record.parent, time.time())
     before = _read(record, listing)
     known, is_new = _files(before), before.get("sha256") != code.sha256
+    wanted = {path: {entry.sha256} for path, entry in listing.items()}
+    is_recorded = not is_new and known == wanted
+    if not is_new:
+        known = {path: {*known.get(path, ()), *wanted.get(path, ())} for path in {*known, *wanted}}
     if is_new:
         if isinstance(before.get("sha256"), str):
             mark_used(shared / "code" / before["sha256"])
@@ -171,8 +175,8 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
         with contextlib.suppress(OSError):  # it belongs to somebody else
             if not (work / path).stat().st_mode & 0o100:
                 (work / path).chmod(listing[path].mode)
-    if is_new:
-        _record(record, code.sha256, {path: {entry.sha256} for path, entry in listing.items()})
+    if not is_recorded:
+        _record(record, code.sha256, wanted)
 
 
 def _read(record: Path, listing: Listing) -> Mapping[str, Any]:
@@ -189,13 +193,15 @@ def _read(record: Path, listing: Listing) -> Mapping[str, Any]:
 
 
 def _files(record: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The digests of what was put there, by path."""
-    files = record.get("files")
-    return {
-        path: {sha256 for sha256 in digests if isinstance(sha256, str)}
-        for path, digests in (files.items() if isinstance(files, dict) else ())
-        if isinstance(digests, list) and not {"..", "", "."} & set(path.split("/"))
-    }
+    """The digests of what was put there, by path; none of what launchers put there that made links."""
+    files, links = record.get("files"), record.get("paths")
+    found: dict[str, set[str]] = (
+        {path: set() for path in links if isinstance(path, str)} if isinstance(links, list) else {}
+    )
+    for path, digests in files.items() if isinstance(files, dict) else ():
+        if isinstance(digests, list):
+            found[path] = {sha256 for sha256 in digests if isinstance(sha256, str)}
+    return {path: digests for path, digests in found.items() if not {"..", "", "."} & set(path.split("/"))}
 
 
 def _digests(listing: Listing, path: str) -> tuple[str, ...]:
