@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -114,8 +115,10 @@ def has_written_files(shared: Path, job: str) -> bool:
 def _is_of_code(file: Path, digests: list[str]) -> bool:
     """Whether it is as the trainer has put it there."""
     try:
+        if not digests or not stat.S_ISREG(file.lstat().st_mode):  # to open a named pipe waits for a writer
+            return False
         with file.open("rb") as content:
-            return bool(digests) and hashlib.file_digest(content, "sha256").hexdigest() in digests
+            return hashlib.file_digest(content, "sha256").hexdigest() in digests
     except OSError:
         return False
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_files_that_a_script_has_written_differ_from_those_of_its_code(tmp_path:
     (work / "pkg" / "model.py").write_text("layers = 2")
     (work / "pkg" / "snapshot.pt").touch()
     assert has_written_files(tmp_path, "digits")
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    work, record = tmp_path / "work" / "digits", tmp_path / "work" / ".digits" / "code.json"
+    work.mkdir(parents=True)
+    record.parent.mkdir()
+    os.mkfifo(work / "pipe")
+    for files in ({}, {"pipe": [hashlib.sha256(b"").hexdigest()]}):
+        record.write_text(json.dumps({"files": files}))
+        found: list[bool] = []
+        looks = threading.Thread(target=lambda found=found: found.append(has_written_files(tmp_path, "digits")))
+        looks.daemon = True
+        looks.start()
+        looks.join(10)
+        assert found == [True]
 
 
 def test_a_new_folder_has_what_the_volume_has(tmp_path: Path) -> None:
