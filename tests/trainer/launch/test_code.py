@@ -546,6 +546,22 @@ def test_files_behind_a_link_that_the_job_has_made_are_left(shared: Path) -> Non
     assert texts(shared / "elsewhere") == {"__init__.py": "", "model.py": "WIDTH = 8\n"}
 
 
+def test_folders_behind_a_link_that_the_job_has_made_are_left(shared: Path) -> None:
+    work = run(shared, FILES | {"lib/empty/gone.py": ""})
+    shutil.rmtree(work / "lib")
+    for folder in ("empty", "__pycache__"):
+        (shared / "elsewhere" / folder).mkdir(parents=True)
+    (work / "lib").symlink_to(shared / "elsewhere")
+    run(shared, {"train.py": ""})
+    assert {path.name for path in (shared / "elsewhere").iterdir()} == {"empty", "__pycache__"}
+    (shared / "elsewhere/empty").rmdir()
+    work = run(shared, FILES, "other")
+    shutil.rmtree(work / "lib")
+    (work / "lib").symlink_to(shared / "elsewhere")
+    run(shared, {"train.py": ""}, "other")
+    assert {path.name for path in (shared / "elsewhere").iterdir()} == {"__pycache__"}
+
+
 @pytest.mark.parametrize(
     ("found", "make", "set_aside", "remove", "taken"),
     [

@@ -226,11 +226,16 @@ def _look(work: Path, listing: Listing, known: Mapping[str, Collection[str]]) ->
 
 def _remove(work: Path, known: Mapping[str, Collection[str]]) -> None:
     """Remove files of earlier code, and folders that are empty then but for bytecode."""
+
+    def leads_out(path: str) -> bool:
+        return any((work / folder).is_symlink() for folder in _parents(path))
+
     for path, digests in known.items():
-        leads_out = any((work / folder).is_symlink() for folder in _parents(path))
-        if not leads_out and whose_is(work / path, path, None, digests) == "earlier":
+        if not leads_out(path) and whose_is(work / path, path, None, digests) == "earlier":
             (work / path).unlink(missing_ok=True)
     for folder in sorted({parent for path in known for parent in _parents(path)}, reverse=True):
+        if leads_out(folder) or (work / folder).is_symlink():
+            continue
         with contextlib.suppress(OSError):  # it has files of the job, or is gone
             if [entry.name for entry in (work / folder).iterdir()] == ["__pycache__"]:
                 shutil.rmtree(work / folder / "__pycache__")
