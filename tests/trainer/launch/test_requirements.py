@@ -236,6 +236,25 @@ def test_what_is_locked_included_or_in_the_folder_is_installed(required, tmp_pat
 
 
 @pytest.mark.processes
+def test_the_environment_of_all_jobs_has_what_was_submitted_and_not_what_a_script_has_written(
+    required, tmp_path, capfd
+) -> None:
+    """Only by their names, the included file would be data, which a launcher leaves as it is."""
+    for name in ("greeting", "farewell"):
+        wheel(tmp_path / "wheels", name)
+    text = f"--no-index\n--find-links {tmp_path}/wheels\n-r env/base.txt"
+    pod = required(text, {"env/base.txt": "greeting", "train.py": ""})
+    (pod.shared / "work" / pod.job / "env/base.txt").write_text("farewell")
+    put_code(pod)
+    folder = packages(pod, go_on)
+    assert folder is not None
+    assert {path.name for path in folder.glob("*.dist-info")} == {"greeting-1.0.dist-info"}
+    said = capfd.readouterr().err
+    assert "kept what the job has written in the place of its code: env/base.txt" in said
+    assert f"code/{pod.code.sha256}" not in said
+
+
+@pytest.mark.processes
 def test_a_wrong_hash_leaves_no_environment_and_the_right_one_is_installed_afterwards(required, tmp_path) -> None:
     right = [f"{name}==1.0 --hash=sha256:{wheel(tmp_path / 'wheels', name)}\n" for name in ("greeting", "other")]
     text = f"--no-index\n--find-links {tmp_path}/wheels\n{right[0]}"
@@ -295,9 +314,10 @@ def test_an_environment_is_on_the_disk_before_it_has_its_name(required, tmp_path
         synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noted)
     wheel(tmp_path / "wheels")
-    folder = packages(required(f"--no-index\n--find-links {tmp_path}/wheels\ngreeting\n"), go_on)
+    pod = required(f"--no-index\n--find-links {tmp_path}/wheels\ngreeting\n")
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = packages(pod, go_on)
     assert folder is not None
     (env,) = (tmp_path / "shared/envs").iterdir()
     made = [path for path in env.rglob("*") if not path.is_symlink()]

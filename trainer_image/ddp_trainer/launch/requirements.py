@@ -98,7 +98,7 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     if is_ready(env):
         log(f"{path}: installed already, envs/{env.name}")
     elif pod.node_rank == 0:
-        _install(env, pod.shared / "work" / pod.job, path, pins, pause)
+        _install(env, tree, pod.shared / "work" / pod.job, path, pins, pause)
     else:
         _await(env, path, pause)
     _record(pod.shared / "work" / f".{pod.job}" / PACKAGES, env)
@@ -189,7 +189,10 @@ def pip_command(python: Path) -> list[str]:
     return [str(python), str(wheels[0] / "pip")]
 
 
-def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: Pause) -> None:
+def _install(env: Path, tree: Path, work: Path, path: str, pins: Mapping[str, str], pause: Pause) -> None:
+    """Install `path` of `tree`, by which the environment is named: the script may have written to the one in `work`.
+    Paths in it are relative to `work`, since a package that is built there leaves files beside its own.
+    """
     began = time.monotonic()
     env.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(env.parent, time.time())
@@ -201,9 +204,9 @@ def _install(env: Path, work: Path, path: str, pins: Mapping[str, str], pause: P
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
         pip_log = part / "pip.log"
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--log", str(pip_log)]
-        command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", path]
+        command = [*pip_command(python), "install", *options, "-c", str(constraints), "-r", str(tree / path)]
         oom_kills = processes.oom_kills()
-        code, lines = _run(command, work, pause)
+        code, lines = _run(command, work, f"{tree}/", pause)
         for_memory = processes.oom_kills() > oom_kills
         if code != 0 and no_space("\n".join(lines)):
             raise OSError(errno.ENOSPC, f"no space left on device: {pip_errors(lines)}")
@@ -271,15 +274,17 @@ def _record(record: Path, env: Path) -> None:
     new.replace(link)
 
 
-def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]]:
-    """The exit code, and the last lines of the output. It goes to the log of the pod, without what there is already."""
+def _run(command: list[str], folder: Path, tree: str, pause: Pause) -> tuple[int, list[str]]:
+    """The exit code, and the last lines of the output. It goes to the log of the pod, without what there is already,
+    and with paths below `tree` as their author knows them.
+    """
     process = subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace", start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    relay = threading.Thread(target=_relay, args=(process.stdout, lines), daemon=True)
+    relay = threading.Thread(target=_relay, args=(process.stdout, tree, lines), daemon=True)
     relay.start()
     try:
         while process.poll() is None:
@@ -293,8 +298,8 @@ def _run(command: list[str], folder: Path, pause: Pause) -> tuple[int, list[str]
     return process.returncode, list(lines)
 
 
-def _relay(stream: IO[str], lines: deque[str]) -> None:
-    for line in map(without_secrets, stream):
+def _relay(stream: IO[str], tree: str, lines: deque[str]) -> None:
+    for line in (without_secrets(line).replace(tree, "") for line in stream):
         lines.append(line.rstrip())
         if line.startswith(_SATISFIED):
             continue

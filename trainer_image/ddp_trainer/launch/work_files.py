@@ -36,7 +36,7 @@ from ddp_trainer.launch.unused import CODE, mark_used
 
 SHOWN: Final = 3
 _RUNS: Final = re.compile(
-    r"(.*/)?([^/]+\.(py|pyc|so|sh|whl)|pyproject\.toml|setup\.cfg|(requirements|constraints)[^/]*\.(txt|in))"
+    r"(.*/)?([^/]+\.(py|pyc|pyz|so|so\.[^/]+|sh|whl|zip|tar\.gz)|pyproject\.toml|setup\.cfg|(requirements|constraints)[^/]*\.(txt|in))"
 )
 """What runs, or is installed for all jobs with the same requirements. The rest is data, which a script may write to."""
 _TREE: Final = re.compile(r".*/code/[0-9a-f]{64}")
