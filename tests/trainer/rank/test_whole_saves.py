@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import multiprocessing.process
 import os
 import pickle
@@ -23,6 +24,7 @@ import torch
 from fsspec.implementations.local import LocalFileOpener
 from tests.trainer.contract.one_rank import run_rank
 
+from ddp_trainer.rank import whole_saves
 from ddp_trainer.rank.whole_saves import save_whole_files
 
 SAVES = """
@@ -221,6 +223,59 @@ def test_only_what_an_earlier_attempt_was_writing_is_removed(
     save_whole_files("train-rank0", notes=notes, attempt="uid-2")
     assert left.exists() != is_removed
     assert note.exists() == (attempt == "uid-2")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "is_removed"),
+    [("u-1-9", True), ("u-1-10", False), ("u-1-11", False), ("u-2-11", True), ("u-11", True)],
+    ids=["before", "the same", "after", "of another run", "of a run with a similar name"],
+)
+def test_a_rank_that_begins_late_leaves_what_a_later_attempt_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: str, is_removed: bool
+) -> None:
+    before(monkeypatch)
+    left, notes = tmp_path / "saves/.ddpjob-saving-train-rank1-1234abcdqwertz_0", tmp_path / "notes"
+    for folder in (left, notes):
+        folder.mkdir(parents=True)
+    note = notes / f"{attempt}-1234abcd.jsonl"
+    note.write_text(json.dumps({"folder": str(left.parent), "prefix": left.name[:-8]}) + "\n")
+    save_whole_files("train-rank0", notes=notes, attempt="u-1-10")
+    assert (left.exists(), note.exists()) == (not is_removed, not is_removed)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_note_stays_until_nothing_is_left_of_what_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """A rank may still have it to do: one that may remove it, or that has the folder in its pod."""
+    before(monkeypatch)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / "saves/.ddpjob-saving-train-rank1-1234abcdqwertz_0").mkdir(parents=True)
+    folders = {"gone": tmp_path / "gone", "left": tmp_path / "saves", "elsewhere": Path("/dev/shm/ddpjob-no-such")}
+    if tmp_path.stat().st_dev == Path("/dev/shm").stat().st_dev:
+        pytest.skip("one file system has both")
+    for name, folder in folders.items():
+        note = notes / f"uid-1-{name}.jsonl"
+        note.write_text(json.dumps({"folder": str(folder), "prefix": ".ddpjob-saving-train-rank1-1234abcd"}) + "\n")
+        if is_old:
+            os.utime(note, (1e9, 1e9))
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # of another user, or open over NFS
+    save_whole_files("train-rank0", notes=notes, attempt="uid-2")
+    kept = set() if is_old else {"uid-1-left.jsonl", "uid-1-elsewhere.jsonl"}
+    assert {note.name for note in notes.iterdir()} == kept
+
+
+def test_a_note_has_the_newest_of_many_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(monkeypatch)
+    monkeypatch.setattr(whole_saves, "_MOST_NOTED", 3)
+    save_whole_files("train-rank0", notes=tmp_path / "notes", attempt="uid-0")
+    for step in range(9):
+        (tmp_path / f"step-{step}").mkdir()
+        torch.save(torch.ones(3), tmp_path / f"step-{step}/1.pt")
+    (note,) = (tmp_path / "notes").iterdir()
+    noted = [Path(json.loads(line)["folder"]).name for line in note.read_text().splitlines()]
+    assert noted == ["step-6", "step-7", "step-8"]
 
 
 def test_a_folder_is_noted_once_and_one_that_cannot_be_noted_is_saved_into(

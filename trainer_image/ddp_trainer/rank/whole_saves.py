@@ -9,7 +9,7 @@ than the volume: the file was copied to its place, and is copied beside it now.
 
 What is written has the name that it will have, and a script that looks for checkpoints in all folders would take what a
 killed rank has left for one. So a rank notes each folder that it saves into, and before its script every rank removes
-what earlier attempts have left in theirs.
+what earlier attempts have left in theirs: those of later ones still save where it begins late.
 
 SIGTERM waits for the end of a save on the main thread, for as long as the process is given: `shutdownSeconds` where the
 pod is asked to stop, 10 s after a failure of another rank of the pod, and 2 s where the whole gang restarts.
@@ -23,6 +23,7 @@ import functools
 import glob
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -30,6 +31,7 @@ import stat
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,11 @@ MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Files there count as memory of the pod: two of them may end it, and none outlasts it."""
 _SAVING: Final = ".ddpjob-saving-"
 _PROBE_BYTES: Final = 1 << 20
+_NOTE: Final = re.compile(r"(?P<uid>.+)-(?P<attempt>[0-9]+)-[^-]+\.jsonl")
+_MOST_NOTED: Final = 256
+"""Folders of a process, of which the newest count: every rank looks into all of them before its script."""
+_NOTE_SECONDS: Final = 7 * 24 * 3600.0
+"""How long a note stays of folders that cannot be seen here, such as those of a pod that may go on."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +94,59 @@ def save_whole_files(owner: str, files: int = 1, notes: Path | None = None, atte
 def _remove_left(notes: Path, attempt: str) -> None:
     """Remove what ranks of earlier attempts were writing when they ended. Every rank does: so no script sees it."""
     try:
-        earlier = sorted(note for note in notes.glob("*.jsonl") if not note.name.startswith(f"{attempt}-"))
+        earlier = sorted(note for note in notes.glob("*.jsonl") if _is_earlier(note.name, attempt))
+        device = notes.stat().st_dev
     except OSError:
         return
     for note in earlier:
         with contextlib.suppress(OSError):
-            for line in note.read_text().splitlines():
-                with contextlib.suppress(ValueError, LookupError, TypeError, OSError):  # it was cut short
-                    noted = json.loads(line)
-                    _remove_folders(Path(noted["folder"]), noted["prefix"])
-            note.unlink()  # which the first of the ranks can
+            is_old = time.time() - note.stat().st_mtime > _NOTE_SECONDS
+            lines = note.read_text().splitlines()[-_MOST_NOTED:]
+            are_clear = [_is_clear(line, device) for line in lines]
+            if is_old or all(are_clear):
+                note.unlink()  # which the first of the ranks can
+
+
+def _is_earlier(note: str, attempt: str) -> bool:
+    """Of two runs of a job, the name does not say which one is earlier: there is one at a time."""
+    uid, _, number = attempt.rpartition("-")
+    match = _NOTE.fullmatch(note)
+    if match is None or match["uid"] != uid or not number.isdecimal():
+        return not note.startswith(f"{attempt}-")
+    return int(match["attempt"]) < int(number)
+
+
+def _is_clear(line: str, device: int) -> bool:
+    """Remove what a line of a note names, and whether nothing of it is left, as far as can be seen here. A folder may
+    be of one pod alone; one that would be on the `device` of the notes, which all pods have, is gone.
+    """
+    try:
+        noted = json.loads(line)
+        folder, prefix = Path(noted["folder"]), str(noted["prefix"])
+    except (ValueError, LookupError, TypeError):  # it was cut short
+        return True
+    try:
+        _remove_folders(folder, prefix)
+        if folder.is_dir():
+            return not _folders(folder, prefix)
+        there = next(parent for parent in folder.parents if parent.exists())
+        return there.stat().st_dev == device
+    except (OSError, StopIteration):
+        return False
 
 
 def _remove_folders(folder: Path, prefix: str, but: str | None = None) -> None:
     """Remove those of one process, or those of all processes of a rank `but` one."""
-    if not prefix.startswith(_SAVING) or "/" in prefix:
-        return
-    for left in folder.glob(f"{glob.escape(prefix)}{'[!-]' * (16 if but is not None else 8)}"):
+    for left in _folders(folder, prefix, 16 if but is not None else 8):
         if but is None or not left.name.startswith(but):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _folders(folder: Path, prefix: str, more: int = 8) -> list[Path]:
+    """Those with a name of this beginning, and so many characters `more`."""
+    if not prefix.startswith(_SAVING) or "/" in prefix:
+        return []
+    return list(folder.glob(f"{glob.escape(prefix)}{'[!-]' * more}"))
 
 
 def _install(saver: _Saver) -> None:
@@ -244,6 +285,15 @@ class _Beside:
             self._saver.notes.parent.mkdir(parents=True, exist_ok=True)
             with self._saver.notes.open("a") as file:
                 file.write(json.dumps({"folder": str(folder), "prefix": self._saver.prefix}) + "\n")
+            if len(self._noted) % _MOST_NOTED == 0:
+                _shorten(self._saver.notes)
+
+
+def _shorten(note: Path) -> None:
+    """Some scripts make a folder for each checkpoint. What another process of the rank notes meanwhile may be lost."""
+    new = note.with_name(f".{note.name}.{os.getpid()}-{threading.get_ident()}")
+    new.write_text("".join(f"{line}\n" for line in note.read_text().splitlines()[-_MOST_NOTED:]))
+    new.replace(note)
 
 
 def _has_owner_of(path: Path, folder: Path) -> bool:
