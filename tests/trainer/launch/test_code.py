@@ -562,6 +562,51 @@ def test_folders_behind_a_link_that_the_job_has_made_are_left(shared: Path) -> N
     assert {path.name for path in (shared / "elsewhere").iterdir()} == {"__pycache__"}
 
 
+@pytest.mark.parametrize("place", ["train.py", "lib"])
+@pytest.mark.parametrize("instead", ["link", "dangling link", "other", "pipe"])
+@pytest.mark.parametrize("edited", [{}, {"lib/new.py": ""}], ids=["same", "edited"])
+def test_what_the_job_has_put_in_the_place_of_modules_is_not_imported(
+    shared: Path, place: str, instead: str, edited: Mapping[str, str], capsys
+) -> None:
+    """`other` is a folder for a file, and a file for a folder."""
+    work, elsewhere = run(shared, FILES), shared / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "model.py").write_text("evil = 1\n")
+    (work / place).rename(shared / "before")
+    if instead == "pipe":
+        os.mkfifo(work / place)
+    elif instead == "dangling link":
+        (work / place).symlink_to(shared / "nowhere")
+    elif instead == "link":
+        (work / place).symlink_to(elsewhere if place == "lib" else elsewhere / "model.py")
+    elif place == "lib":
+        (work / place).write_text("of the job")
+    else:
+        (work / place).mkdir()
+        (work / place / "last.pt").write_text("of the job")
+    run(shared, FILES | edited)
+    run(shared, FILES | edited)
+    kept = texts(work)
+    assert {path: kept.pop(path) for path in FILES | edited} == FILES | edited
+    assert not any((work / path).is_symlink() for path in ("train.py", "lib", "lib/model.py"))
+    assert len(list(work.glob("*.changed-*"))) == 1
+    assert list(kept.values()) == {"link": ["evil = 1\n"] if place != "lib" else [], "other": ["of the job"]}.get(
+        instead, []
+    )
+    assert f"{place} is not what was submitted: it is replaced, and kept as {place}.changed-" in capsys.readouterr().err
+    assert texts(elsewhere) == {"model.py": "evil = 1\n"}
+
+
+def test_a_link_in_the_place_of_a_folder_of_data_stays(shared: Path) -> None:
+    work = run(shared, FILES)
+    shutil.rmtree(work / "config")
+    (shared / "elsewhere").mkdir()
+    (work / "config").symlink_to(shared / "elsewhere")
+    run(shared, FILES)
+    assert (work / "config").is_symlink()
+    assert not list((shared / "elsewhere").iterdir())
+
+
 @pytest.mark.parametrize(
     ("found", "make", "set_aside", "remove", "taken"),
     [
@@ -572,6 +617,7 @@ def test_folders_behind_a_link_that_the_job_has_made_are_left(shared: Path) -> N
         pytest.param({"y": "job"}, ["d/x"], [], [], ["y"], id="a file of the job"),
         pytest.param({"d": "job"}, ["y"], [], [], ["d"], id="a file where a folder should be"),
         pytest.param({"d": "earlier"}, ["d/x", "y"], [], ["d"], [], id="other code had a file there"),
+        pytest.param({"d": "changed"}, ["d/x", "y"], ["d"], [], [], id="a link where a folder of modules should be"),
     ],
 )
 def test_what_is_done_about_what_is_there(found, make, set_aside, remove, taken) -> None:
@@ -601,6 +647,8 @@ OLD, NEW = (hashlib.sha256(text.encode()).hexdigest() for text in ("old", "new")
         pytest.param("m.py", f"-> /other/shared/code/{'a' * 64}/m.py", [], "earlier", id="a link to code"),
         pytest.param("m.py", f"-> /mnt/shared/code/{'a' * 64}/n.py", [], "job", id="a link to another file of code"),
         pytest.param("m.py", "-> /mnt/shared/m.py", [], "job", id="a link of the job"),
+        pytest.param("m.py", "-> /mnt/shared/m.py", [OLD], "changed", id="a link in the place of a module"),
+        pytest.param("a/log.txt", "-> /mnt/shared/m.py", [OLD], "job", id="a link in the place of data"),
     ],
 )
 def test_of_whom_a_file_is(tmp_path: Path, path: str, text: str | None, known: list[str], whose: str | None) -> None:

@@ -8,7 +8,8 @@ attempt.
 
 A record beside the working directory, `work/.<job>/code.json`, has the digests of what was put there: a file with one
 of them is the code's, and makes way for other code. Any other is the job's and stays, with one exception: where
-something that runs, such as a module, is not what was submitted, it is set aside under another name.
+something that runs, such as a module, is not what was submitted, it is set aside under another name, and so is a link
+or a file in the place of a folder of modules.
 
 Several pods put the same files there at the same time, each of them at once.
 """
@@ -48,8 +49,8 @@ and was changed; the job's own."""
 
 
 class FilePlan(NamedTuple):
-    """By path: files to write, those of them to set aside first, files to remove, and what the job has in the place of
-    a file or folder of the code.
+    """By path: files to write, what to set aside first in their places or in those of their folders, files to remove,
+    and what the job has in the place of a file or folder of the code.
     """
 
     make: tuple[str, ...]
@@ -67,7 +68,7 @@ def plan_files(paths: Collection[str], found: Mapping[str, Whose]) -> FilePlan:
     )
     return FilePlan(
         tuple(make),
-        tuple(path for path in make if found.get(path) == "changed"),
+        tuple(sorted(path for path, whose in found.items() if whose == "changed")),
         tuple(sorted(path for path, whose in found.items() if whose == "earlier" and path not in wanted)),
         tuple(sorted(taken)),
     )
@@ -79,10 +80,11 @@ def whose_is(file: Path, path: str, entry: Entry | None, known: Collection[str])
     """
     try:
         found = file.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            return "earlier" if is_code_link(path, str(file.readlink())) else "job"
-        if not stat.S_ISREG(found.st_mode):
-            return "job"
+        if stat.S_ISLNK(found.st_mode) and is_code_link(path, str(file.readlink())):
+            return "earlier"
+        may_be_changed = bool(known) and entry is not None and _runs(path, entry)
+        if not stat.S_ISREG(found.st_mode):  # a link too: what it leads to would run
+            return "changed" if may_be_changed else "job"
         sha256 = None
         with file.open("rb") as content:
             before = os.fstat(content.fileno())  # of `lstat`, NFS may remember an earlier one
@@ -102,7 +104,7 @@ def whose_is(file: Path, path: str, entry: Entry | None, known: Collection[str])
     digests = {*known, *((entry.sha256,) if entry is not None else ()), *((sha256,) if sha256 is not None else ())}
     if sha256 in known or found.st_mtime in map(time_of, digests):
         return "earlier"
-    return "changed" if known and entry is not None and _runs(path, entry) else "job"
+    return "changed" if may_be_changed else "job"
 
 
 def _runs(path: str, entry: Entry) -> bool:
@@ -143,7 +145,16 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
         if isinstance(before.get("sha256"), str):
             mark_used(shared / "code" / before["sha256"])
         _remove(work, {path: known[path] for path in known.keys() - listing.keys()})
-    found = _look(work, listing, known)
+    programs = {folder for path in known if path in listing and _runs(path, listing[path]) for folder in _parents(path)}
+
+    def look(path: str) -> Whose | None:
+        """What is in the place of this file or folder of the code; None for a folder too that is one."""
+        if path not in listing and not (work / path).is_symlink() and (work / path).is_dir():
+            return None
+        whose = whose_is(work / path, path, listing.get(path), known.get(path, ()))
+        return "changed" if whose == "job" and path in programs else whose
+
+    found = _look(listing, look)
     plan = plan_files(listing, found)
     if is_new:
         # what the author has not changed since is as the job has left it
@@ -160,14 +171,17 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
     if plan.taken:
         log(f"kept what the job has written in the place of its code: {_listed(plan.taken)}")
     for path in plan.remove:
-        if whose_is(work / path, path, None, known.get(path, ())) == "earlier":  # no other pod was faster
+        if look(path) == "earlier":  # no other pod was faster
             (work / path).unlink(missing_ok=True)
+    for path in plan.set_aside:
+        if path not in listing and look(path) == "changed":
+            _set_aside(work / path, moves=True)
 
     def may_replace(path: str) -> bool:
         """Another pod may have put it there since, and its script may have written to it."""
-        whose = whose_is(work / path, path, listing[path], known.get(path, ()))
+        whose = look(path)
         if whose == found[path] == "changed":
-            _set_aside(work / path)
+            _set_aside(work / path, moves=False)
         return whose is None or whose == found[path]
 
     _make(plan.make, found, may_replace, code, work, record)
@@ -208,19 +222,14 @@ def _digests(listing: Listing, path: str) -> tuple[str, ...]:
     return (listing[path].sha256,) if path in listing else ()
 
 
-def _look(work: Path, listing: Listing, known: Mapping[str, Collection[str]]) -> dict[str, Whose]:
+def _look(listing: Listing, look: Callable[[str], Whose | None]) -> dict[str, Whose]:
     found: dict[str, Whose] = {}
     for folder in sorted({parent for path in listing for parent in _parents(path)}):
-        is_folder = not (work / folder).is_symlink() and (work / folder).is_dir()
-        if not is_folder and found.keys().isdisjoint(_parents(folder)):
-            whose = whose_is(work / folder, folder, None, known.get(folder, ()))
-            if whose is not None:
-                found[folder] = whose
-    for path, entry in listing.items():
-        if found.keys().isdisjoint(_parents(path)):
-            whose = whose_is(work / path, path, entry, known.get(path, ()))
-            if whose is not None:
-                found[path] = whose
+        if found.keys().isdisjoint(_parents(folder)) and (whose := look(folder)) is not None:
+            found[folder] = whose
+    for path in listing:
+        if found.keys().isdisjoint(_parents(path)) and (whose := look(path)) is not None:
+            found[path] = whose
     return found
 
 
@@ -301,15 +310,18 @@ def _put(new: Path, path: Path) -> None:
             new.replace(path)
 
 
-def _set_aside(file: Path) -> None:
-    """Keep what is there under another name as well. A script that has it open writes into that one from then on."""
+def _set_aside(file: Path, *, moves: bool) -> None:
+    """Keep what is there under another name: a file under its own as well, unless it `moves`, until the new one
+    replaces it. A script that has it open writes into the other one from then on.
+    """
     aside = file.with_name(f"{file.name[:200]}.changed-{os.urandom(4).hex()}")
+    moves |= file.is_symlink() or not file.is_file()
     try:
-        aside.hardlink_to(file)
+        file.rename(aside) if moves else aside.hardlink_to(file)
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS:
+        if moves or error.errno not in _NO_HARD_LINKS:
             raise
         shutil.copyfile(file, aside)
     log(f"{file.name} is not what was submitted: it is replaced, and kept as {aside.name} in {file.parent}")
