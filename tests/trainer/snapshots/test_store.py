@@ -544,6 +544,28 @@ def test_a_step_that_is_removed_again_while_its_first_removal_is_held_goes_too(v
     assert volume.names() == {volume.step(2).name}
 
 
+def test_a_folder_that_is_held_open_keeps_nothing_beside_it_from_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+
+    def renamed_instead(path: Any, **given: Any) -> None:
+        if path != "held":
+            unlink(path, **given)
+
+    monkeypatch.setattr(os, "unlink", renamed_instead)
+    for name in ("a", "b", "c"):
+        (tmp_path / "gone" / name).mkdir(parents=True)
+        (tmp_path / "gone" / name / "weights").touch()
+    for name in ("a", "b"):
+        (tmp_path / "gone" / name / "held").touch()
+    with pytest.raises(OSError, match="not empty") as raised:
+        Disk().remove_tree(tmp_path / "gone")
+    assert Path(raised.value.filename).name in {"a", "b"}
+    left = {path.relative_to(tmp_path / "gone").as_posix() for path in (tmp_path / "gone").rglob("*")}
+    assert left == {"a", "a/held", "b", "b/held"}
+
+
 class LazyDisk(Disk):
     """Frees the space of what is removed when it has been asked for it a few times: CephFS, ZFS."""
 

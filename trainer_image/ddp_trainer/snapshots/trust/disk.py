@@ -79,11 +79,21 @@ class Disk:
         source.rename(target)
 
     def remove_tree(self, path: Path) -> None:
-        """Delete a directory and all in it, or only the link if it is a symbolic link."""
+        """Delete a directory and all in it, or only the link if it is a symbolic link.
+
+        What cannot be deleted keeps nothing else from it: one folder that is held would keep gigabytes behind it.
+        Raises the first error at the end.
+        """
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
+            return
+        errors: list[BaseException] = []
+        if sys.version_info >= (3, 12):
+            shutil.rmtree(path, onexc=lambda _, __, error: errors.append(error))
         else:
-            shutil.rmtree(path)
+            shutil.rmtree(path, onerror=lambda _, __, info: errors.append(info[1]))
+        if errors:
+            raise errors[0]
 
     def free_bytes(self, path: Path) -> int:
         """Bytes an ordinary process may still write to the file system of `path`; it may be UNKNOWN_BYTES."""
