@@ -89,7 +89,7 @@ def test_lines_that_the_volume_refuses_only_when_they_are_synced_wait_again(
         lines.write_out(durable=True)
     assert lines.path.read_text() == "first\n"
     assert lines.waiting() == ("second\n", "third\n")
-    assert lines.waiting(2) == ("second\n",)
+    assert lines.not_durable(2) == ("second\n",)
     full_at_sync(False)
     lines.add("fourth")
     lines.write_out(durable=True)
@@ -116,6 +116,102 @@ def test_a_descriptor_that_the_volume_has_made_useless_is_opened_anew(tmp_path: 
     lines.write_out()
     assert lines.path.read_text() == "first\nsecond\nthird\n"
     lines.close()
+
+
+def refused(*_: object) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_write_that_fails_leaves_what_was_written_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = LineFile(tmp_path / "lines")
+    for line in ("first", "second"):
+        lines.add(line)
+        lines.write_out()
+    lines.add("third")
+    with monkeypatch.context() as volume:
+        volume.setattr("ddp_trainer.logs.log_files.os.write", refused)
+        with pytest.raises(OSError, match="Input/output error"):
+            lines.write_out()
+    assert lines.path.read_text() == "first\nsecond\n"
+    assert lines.waiting() == ("third\n",)
+    lines.write_out()
+    assert lines.path.read_text() == "first\nsecond\nthird\n"
+
+
+def test_a_write_that_fails_in_the_middle_and_cannot_be_taken_back_at_once_is_when_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def cut_short(descriptor: int, data: bytes) -> int:
+        return write(descriptor, data[:3]) if data.startswith(b"second") else refused()
+
+    lines = LineFile(tmp_path / "lines")
+    lines.add("first")
+    lines.write_out()
+    lines.add("second")
+    with monkeypatch.context() as volume:
+        volume.setattr("ddp_trainer.logs.log_files.os.write", cut_short)
+        volume.setattr("ddp_trainer.logs.log_files.os.ftruncate", refused)
+        with pytest.raises(OSError, match="Input/output error"):
+            lines.write_out()
+    assert lines.path.read_text() == "first\nsec"
+    lines.write_out()
+    assert lines.path.read_text() == "first\nsecond\n"
+
+
+def test_lines_that_could_not_be_synced_stay_in_the_file_until_they_can_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = LineFile(tmp_path / "lines")
+    lines.add("first")
+    with monkeypatch.context() as volume:
+        volume.setattr("ddp_trainer.logs.log_files.os.fsync", refused)
+        with pytest.raises(OSError, match="Input/output error"):
+            lines.write_out(durable=True)
+    assert lines.path.read_text() == "first\n"
+    assert lines.not_durable(1) == ("first\n",)
+    lines.write_out(durable=True)
+    assert lines.path.read_text() == "first\n"
+    assert lines.not_durable(1) == ()
+
+
+def test_an_attempt_that_was_cut_off_takes_back_no_line_of_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = LineFile(tmp_path / "lines"), LineFile(tmp_path / "lines")
+    old.add("of the first attempt")
+    old.write_out(durable=True)
+    old.add("x" * 100)
+    old.write_out()
+    with monkeypatch.context() as volume:
+        volume.setattr("ddp_trainer.logs.log_files.os.fsync", refused)
+        volume.setattr("ddp_trainer.logs.log_files.os.ftruncate", refused)
+        with pytest.raises(OSError, match="Input/output error"):
+            old.write_out(durable=True)
+    # what a client of CephFS has not sent when it is cut off is dropped
+    os.truncate(old.path, len("of the first attempt\n"))
+    new.add("of the second")
+    new.write_out(durable=True)
+    old.write_out(durable=True)
+    assert old.path.read_text().splitlines() == ["of the first attempt", "of the second", "x" * 100]
+
+
+def test_events_are_made_durable_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunLog(job(tmp_path), World())
+    for step in range(3):
+        log.event("validated", step=step)
+        settled(log)
+        assert log._events.lines._unsynced == []
+        assert log._events.lines._synced_size == log._events.lines.path.stat().st_size
+    with monkeypatch.context() as volume:
+        volume.setattr("ddp_trainer.logs.log_files.os.write", refused)
+        volume.setattr("ddp_trainer.logs.log_files.os.fsync", refused)
+        log.event("validated", step=3)
+        settled(log)
+    assert steps(log._events.lines.path) == [0, 1, 2]
+    log.close()
+    assert steps(log._events.lines.path) == [0, 1, 2, 3]
 
 
 def test_the_last_lines_of_a_run_are_made_durable_or_left_as_the_volume_takes_them(

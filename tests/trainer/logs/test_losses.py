@@ -167,6 +167,30 @@ def test_losses_that_a_volume_refuses_when_they_are_synced_are_in_the_snapshot_o
     assert history(tmp_path) == [(step, 0) for step in range(1, 6)]
 
 
+def test_losses_that_another_thread_writes_after_they_could_not_be_synced_are_in_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    log = begun(tmp_path, 0)
+    trained(log, 1, 2)
+    saved(log)
+    trained(log, 3, 4)
+    file = log._file
+    assert file is not None
+    write = file.write
+
+    def write_twice(*, durable: bool = False) -> None:
+        write(durable=durable)
+        trained(log, 5)
+        write()  # as the log thread does at any time
+
+    monkeypatch.setattr("ddp_trainer.logs.log_files.os.fsync", full)
+    monkeypatch.setattr(file, "write", write_twice)
+    assert [json.loads(line)["step"] for line in saved(log)["waiting"]] == [3, 4]
+
+
 def test_an_attempt_that_could_write_nothing_at_all_is_in_the_next_ones_file(small: Path) -> None:
     first = begun(small, 0)
     trained(first, *range(1, 8))

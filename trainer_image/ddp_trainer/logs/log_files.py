@@ -9,6 +9,7 @@ bounded, and so is the wait at the end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import threading
@@ -112,10 +113,11 @@ class WriteErrors:
 
 
 class LogFile:
-    """A file of lines that the log thread writes out when it is asked to."""
+    """A file of lines that the log thread writes out when it is asked to, durably with `is_durable`."""
 
-    def __init__(self, path: Path, thread: LogThread, write_errors: WriteErrors) -> None:
+    def __init__(self, path: Path, thread: LogThread, write_errors: WriteErrors, *, is_durable: bool = False) -> None:
         self.lines = LineFile(path)
+        self._is_durable = is_durable
         self._thread = thread
         self._write_errors = write_errors
         self._is_asked = False
@@ -125,7 +127,7 @@ class LogFile:
     def write_soon(self) -> None:
         """Have all lines written that were added so far; does not wait for it."""
         if not self._is_asked:
-            self._is_asked = self._thread.do(self.write)
+            self._is_asked = self._thread.do(functools.partial(self.write, durable=self._is_durable))
 
     def write(self, *, durable: bool = False) -> None:
         """The same at once, and waiting for the volume. An error is reported, and the lines go on waiting."""
@@ -173,7 +175,7 @@ class LineFile:
         self._synced_size: int | None = None
         """Where the file ends without `_unsynced`; None where another process has written behind it."""
         self._size = 0
-        """Where it ends with them."""
+        """Where it ends with them, and without what a write that failed has left."""
         self._adding = threading.Lock()
         """Held for moments only."""
         self._writing = threading.Lock()
@@ -184,11 +186,19 @@ class LineFile:
         """How many lines there have been so far."""
         return self._added
 
-    def waiting(self, first: int | None = None) -> Sequence[str]:
-        """Lines that are not in the file yet, each with its newline; of the `first` that were added, or of all."""
+    def waiting(self) -> Sequence[str]:
+        """Lines that are not in the file yet, each with its newline."""
         with self._adding:
-            later = 0 if first is None else self._added - first
-            return tuple(self._waiting)[: max(0, len(self._waiting) - later)]
+            return tuple(self._waiting)
+
+    def not_durable(self, first: int) -> Sequence[str]:
+        """Of the `first` lines that were added, those that a crash of the node may take, each with its newline.
+
+        Another thread may have written since what could not be made durable: such lines are among them.
+        """
+        with self._adding:
+            lines = (*self._unsynced, *self._waiting)
+            return lines[: max(0, len(lines) - (self._added - first))]
 
     def add(self, line: str) -> None:
         """Put a line, without its newline, behind those that wait."""
@@ -205,11 +215,15 @@ class LineFile:
             try:
                 descriptor = self._opened()
                 refusal = self._append_waiting(descriptor)
-                if durable or len(self._unsynced) >= SYNC_LINES:
-                    self._sync(descriptor)
             except OSError:
-                self._take_back()
+                self._save_unsynced()
                 raise
+            if durable or len(self._unsynced) >= SYNC_LINES:
+                try:
+                    self._sync(descriptor)
+                except OSError as error:
+                    self._take_back(error)
+                    raise
             if refusal is not None:
                 raise refusal
 
@@ -218,7 +232,8 @@ class LineFile:
         with self._adding:
             self._waiting.clear()
         with self._writing:
-            self._unsynced.clear()
+            with self._adding:
+                self._unsynced.clear()
             self._synced_size = None
             if self._descriptor is not None:
                 os.close(self._descriptor)
@@ -247,7 +262,7 @@ class LineFile:
             # all but those that were added meanwhile
             while len(self._waiting) > self._added - added:
                 self._waiting.popleft()
-        self._unsynced += lines
+            self._unsynced += lines
         return None
 
     def _sync(self, descriptor: int) -> None:
@@ -256,28 +271,55 @@ class LineFile:
             # the name of a new file outlives a crash only once its folder does
             Disk().fsync(self.path.parent)
             self._is_named = True
-        self._unsynced.clear()
+        with self._adding:
+            self._unsynced.clear()
         self._synced_size = self._size
 
-    def _take_back(self) -> None:
-        """Have lines wait again that are not durable: after an error the kernel may have dropped them. The next write
-        opens the file anew: a client of CephFS or NFS that has lost its session leaves descriptors that fail for ever.
+    def _save_unsynced(self) -> None:
+        """After a write that failed: what was written before it may be safe for long, and is if it can be synced."""
+        if self._descriptor is not None and self._unsynced:
+            try:
+                self._sync(self._descriptor)
+            except OSError as error:
+                self._take_back(error)
+        self._let_go()
+
+    def _take_back(self, error: OSError) -> None:
+        """Have lines wait again that could not be synced: the kernel may have dropped them."""
+        with self._adding:
+            self._waiting = deque([*self._unsynced, *self._waiting], maxlen=KEEP_LINES)
+            self._unsynced.clear()
+        # On a volume that is full they go at once. Elsewhere they may have come through all the same, and stay until
+        # they can be written again.
+        if error.errno in FULL and self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self._cut(self._descriptor)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Have the next write open the file anew: a client of CephFS or NFS that has lost its session leaves
+        descriptors that fail for ever.
         """
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):
-                self._cut(descriptor)
-            with contextlib.suppress(OSError):
                 os.close(descriptor)
-        with self._adding:
-            self._waiting = deque([*self._unsynced, *self._waiting], maxlen=KEEP_LINES)
-        self._unsynced.clear()
 
     def _cut(self, descriptor: int) -> None:
-        """Leave in the file what is durable, unless another process has written behind it."""
-        if self._synced_size is not None and self._synced_size < os.fstat(descriptor).st_size <= self._size:
+        """Take out of the file what is written again. A newer attempt may have written there since: then it stays,
+        and is in the file twice, which readers allow.
+        """
+        if self._synced_size is None:
+            return
+        with self._adding:
+            again = "".join(self._waiting).encode()
+        count = os.fstat(descriptor).st_size - self._synced_size
+        if not 0 < count <= len(again) + 1:
+            return
+        there = os.pread(descriptor, count, self._synced_size)
+        # the newline ends the line that a crash cut short
+        if len(there) == count and again.startswith(there.removeprefix(b"\n")):
             os.ftruncate(descriptor, self._synced_size)
-            self._size = self._synced_size
 
     def _append(self, descriptor: int, data: bytes) -> None:
         """All of it or nothing. Raises OSError."""
@@ -286,6 +328,7 @@ class LineFile:
         before, written = os.fstat(descriptor).st_size, 0
         if before != self._size:
             self._synced_size = None
+        self._size = before
         if before and os.pread(descriptor, 1, before - 1) != b"\n":
             data = b"\n" + data  # ends the line that a crash cut short
         try:
@@ -295,7 +338,5 @@ class LineFile:
             # unless another process has written behind it by now
             if os.fstat(descriptor).st_size == before + written:
                 os.ftruncate(descriptor, before)
-                written = 0
             raise
-        finally:
-            self._size = before + written
+        self._size = before + written

@@ -200,4 +200,4 @@ class LossLog:
 def _made_durable(file: LogFile, first: int) -> Sequence[str]:
     """Make the `first` lines outlive a crash of the node; those that the volume refuses."""
     file.write(durable=True)
-    return file.lines.waiting(first)
+    return file.lines.not_durable(first)

@@ -52,7 +52,8 @@ class RunLog:
         self._wandb = wandb
         self._write_errors = WriteErrors()
         self._thread = LogThread()
-        self._events = LogFile(directory / EVENTS, self._thread, self._write_errors)
+        # they are few, and no snapshot has them
+        self._events = LogFile(directory / EVENTS, self._thread, self._write_errors, is_durable=True)
         self._writers: list[MetricWriter] | None = None
         self._resumed_at = 0
         self._losses_path = directory / FOLDER / f"{Attempt(job.created, job.attempt, job.uid).name}.jsonl"
