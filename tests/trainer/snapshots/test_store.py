@@ -7,9 +7,11 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -594,6 +596,85 @@ def test_space_that_is_freed_some_time_after_a_removal_is_waited_for(
     disk.is_full = True
     volume.save(store, 3)
     assert volume.names() == {volume.step(2).name, volume.step(3).name}
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only sleeping moves on, and what was slept so far."""
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append, time=time.time, time_ns=time.time_ns)
+    monkeypatch.setattr(store_module, "time", clock)
+    return slept
+
+
+class SmallDisk(Disk):
+    """Has 1000 bytes left from `fill` on, and the space of each snapshot that is removed, at once or, but for `frees`,
+    never.
+    """
+
+    def __init__(self, volume: Any, *, frees: bool = True) -> None:
+        self.volume = volume
+        self.frees = frees
+        self.count: int | None = None
+
+    def fill(self) -> None:
+        self.count = len(list(self.volume.directory.glob("step-*")))
+
+    def free_bytes(self, path: Path) -> int:
+        if self.count is None:
+            return 1 << 40
+        removed = self.count - len(list(self.volume.directory.glob("step-*")))
+        return 1000 + (removed << 16 if self.frees else 0)
+
+
+def test_space_that_is_all_there_is_not_waited_for_though_it_is_too_little(volume: Any, waited: list[float]) -> None:
+    store = volume.writer(keep=2, disk=(disk := SmallDisk(volume)))
+    for step in (1, 2):
+        volume.save(store, step)
+    disk.fill()
+    volume.save(store, 3)
+    assert volume.names() == {volume.step(2).name, volume.step(3).name}
+    assert waited == []
+
+
+@pytest.mark.parametrize(("kind", "seconds"), [("periodic", 10), ("final", 10), ("preempted", 3), ("emergency", 3)])
+def test_a_process_that_ends_waits_for_space_for_a_shorter_time(
+    volume: Any, waited: list[float], kind: Any, seconds: int
+) -> None:
+    store = volume.writer(keep=2, disk=(disk := SmallDisk(volume, frees=False)))
+    for step in (1, 2):
+        saved = volume.save(store, step)
+    disk.fill()
+    store.save(
+        lambda folder: {"model": disk.create(folder / "model", [b"3"])},
+        replace(saved, step=3, kind=kind),
+        expected_bytes=4096,
+    )
+    assert sum(waited) == pytest.approx(seconds, abs=0.5)
+
+
+def test_a_volume_without_a_size_is_not_asked_for_space_again_and_again(unsized: Any, waited: list[float]) -> None:
+    class FullDisk(Disk):
+        def create(self, path: Path, chunks: Any) -> FileEntry:
+            if len(list(unsized.directory.glob("step-*"))) >= 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().create(path, chunks)
+
+    store = unsized.writer(keep=2, disk=FullDisk())
+    for step in (1, 2, 3):
+        unsized.save(store, step)
+    assert unsized.names() == {unsized.step(2).name, unsized.step(3).name}
+    assert waited == []
+
+
+def test_ranks_that_stand_still_until_a_checkpoint_is_begun_wait_for_no_space(volume: Any, waited: list[float]) -> None:
+    store = volume.writer(keep=2, disk=(disk := SmallDisk(volume, frees=False)))
+    for step in (1, 2):
+        saved = volume.save(store, step)
+    disk.fill()
+    store.abandon(store.begin(replace(saved, step=3)))
+    assert volume.names() == {volume.step(2).name}
+    assert waited == []
 
 
 def test_a_quota_that_does_not_show_in_what_is_free_is_met_by_removing_a_snapshot_first(

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.contract.json_files import FULL
@@ -23,7 +23,7 @@ from ddp_trainer.snapshots.trust.disk import UNKNOWN_BYTES, Disk
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import listing, manifest_in, set_aside_in, steps_in
-from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest, SnapshotInfo
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Kind, Manifest, SnapshotInfo
 from ddp_trainer.snapshots.trust.names import CORRUPT, MANIFEST, TEMPORARY, Series, parse_step, step_directory
 from ddp_trainer.snapshots.trust.verify import files_in, verify_files
 
@@ -41,7 +41,17 @@ _HELD = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
 _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
 ROOM_SECONDS = 10.0
 """How long a removal may take to make room: CephFS purges files later, and ZFS frees them every five seconds."""
+HURRIED_ROOM_SECONDS = 3.0
+"""The same for a snapshot that is written while a process ends, which has about 20 seconds in all."""
 _POLL_SECONDS = 0.2
+_BLOCK = 512  # what st_blocks counts, whatever the file system's own are
+
+
+class _Usage(NamedTuple):
+    """Bytes of the volume: free, and in files of one directory."""
+
+    free: int
+    used: int
 
 
 class SnapshotStore:
@@ -91,13 +101,15 @@ class SnapshotStore:
             if existing is not None:
                 return existing
             expected_bytes = expected_bytes or self._last_bytes()
+            patience = _patience(manifest.kind)
             if self._free_bytes() < expected_bytes + _SLACK:
-                self._make_room(expected_bytes)
+                self._make_room(expected_bytes, self._usage(), patience)
             try:
                 saved = self._write(write, manifest, temporary, target)
             except Exception as error:
+                before = self._usage()
                 self._discard(temporary)
-                if not self._is_full(error, expected_bytes) or not self._make_room(expected_bytes):
+                if not self._is_full(error, expected_bytes) or not self._make_room(expected_bytes, before, patience):
                     raise
                 saved = self._write(write, manifest, temporary, target)
         except FencedError:
@@ -120,7 +132,8 @@ class SnapshotStore:
             expected = self._last_bytes()
             if self._free_bytes() < expected + _SLACK:
                 with contextlib.suppress(OSError):  # what is written may be smaller than the last one
-                    self._make_room(expected)
+                    # all ranks stand still meanwhile
+                    self._make_room(expected, self._usage(), patience=0.0)
             self.disk.remove_tree(temporary)
             self.disk.make_directory(temporary)
         except OSError as error:
@@ -316,14 +329,21 @@ class SnapshotStore:
                 return info.bytes
         return 0
 
-    def _make_room(self, needed: int) -> bool:
+    def _usage(self) -> _Usage:
+        try:
+            return _Usage(self._free_bytes(), _bytes_in(self.directory))
+        except OSError:
+            return _Usage(0, 0)
+
+    def _make_room(self, needed: int, before: _Usage, patience: float) -> bool:
         """Do before the save what retention would do after it; True if anything was removed.
+
+        The space of what was removed since `before` is waited for, for `patience` seconds at most.
 
         The newest snapshot stays, and nothing is removed unless that one verifies: the others may be all that is left
         to resume from. Raises OSError (ENOSPC) if nothing is removed and there is too little room. After a removal only
         the write can tell: a quota need not show in what the file system says is free.
         """
-        before = self._free_bytes()
         is_removed = self._remove_gone() | self._remove_corrupt(0)
         steps = self.steps()
         if steps:
@@ -336,15 +356,17 @@ class SnapshotStore:
             else:
                 is_removed |= self._retain(max(1, self.keep - 1))
         if is_removed:
-            self._await_room(needed, before)
+            self._await_room(needed, before, patience)
         elif self._free_bytes() < needed + _SLACK:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
         return is_removed
 
-    def _await_room(self, needed: int, before: int) -> None:
-        """Until more is free than before the removal, and enough; for ROOM_SECONDS at most."""
-        deadline = time.monotonic() + ROOM_SECONDS
-        while (free := self._free_bytes()) != UNKNOWN_BYTES and free < max(needed + _SLACK, before + 1):
+    def _await_room(self, needed: int, before: _Usage, patience: float) -> None:
+        """Until more is free than before the removal, and enough, or all that was removed: no more is going to come."""
+        deadline = time.monotonic() + patience
+        freed = max(0, before.used - _bytes_in(self.directory))
+        awaited = min(max(needed + _SLACK, before.free + 1), before.free + freed)
+        while (free := self._free_bytes()) != UNKNOWN_BYTES and free < awaited:
             if time.monotonic() >= deadline:
                 return
             time.sleep(_POLL_SECONDS)
@@ -451,6 +473,22 @@ class SnapshotStore:
         if self.fence is None:
             raise SnapshotError(f"{self.directory} was opened for reading: call Fence.acquire before writing")
         return self.fence
+
+
+def _patience(kind: Kind) -> float:
+    return HURRIED_ROOM_SECONDS if kind in ("emergency", "preempted") else ROOM_SECONDS
+
+
+def _bytes_in(directory: Path) -> int:
+    """What the files below a directory take up, or less; those that vanish meanwhile are left out."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                status = Path(folder, name).lstat()
+                # compressed or with holes a file takes up less than its size; some file systems count no blocks
+                total += min(status.st_size, status.st_blocks * _BLOCK or status.st_size)
+    return total
 
 
 def retained(
