@@ -565,6 +565,48 @@ def test_a_second_training_counts_anew_with_its_own_optimizers(seen: Any, tmp_pa
     ]
 
 
+def test_a_trainer_that_counts_fewer_steps_than_its_optimizer_makes_does_not_take_any_back(seen: Any) -> None:
+    """As PPO does: several updates from the samples of one step."""
+    steps = []
+
+    def train() -> None:
+        observer, model = observing(), torch.nn.Linear(3, 1)
+        assert observer is not None
+        observer.begins(step=0, total_steps=3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for number in range(1, 4):
+            for _ in range(4):
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+            observer.counted(number)
+            observer.heartbeat.flush()
+            steps.append(observer.step)
+
+    beat = seen(train)
+    assert steps == [4, 8, 12]
+    assert (beat["step"], beat["counters"]["steps"]) == (12, 12)
+
+
+def test_a_training_that_diverged_says_nothing_of_the_next_one(tmp_path: Path) -> None:
+    """A trial of a search, or Lightning's lr_find, whose last loss was not read before the next training began."""
+    heartbeat_dir(tmp_path).mkdir()
+    observer = observe(Heartbeat(heartbeat_dir(tmp_path)), world_size=1, non_finite_loss="Stop")
+    try:
+        for losses in ([1.0, 1.0, 1.0, float("nan")], [1.0, 1.0]):
+            observer.begins(step=0, total_steps=len(losses))
+            weight = torch.nn.Parameter(torch.ones(1))
+            optimizer = torch.optim.SGD([weight], lr=1e-9)
+            for loss in losses:
+                (weight * loss).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        observer.heartbeat.flush()
+    finally:
+        close_observer()
+    (beat,) = read_heartbeats(tmp_path)
+    assert (beat["loss"], beat["nonFiniteLoss"], beat["counters"]["nonFiniteLosses"]) == (1.0, None, 0)
+
+
 @pytest.mark.processes
 def test_a_script_is_observed_from_its_own_import_of_torch_on(tmp_path: Path) -> None:
     heartbeat_dir(tmp_path).mkdir()

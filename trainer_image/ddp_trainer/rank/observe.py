@@ -209,6 +209,8 @@ class ScriptObserver:
         """
         self._before, self._total_steps = step - self._step, total_steps
         self._earlier, self._leader, self.loss = self._step, _nobody, None
+        self._loss, self._is_finite = None, True
+        self._heartbeat.forgets_loss()
         self._steps.clear()
         self._alone.clear()
         self._checks_loss = self._checks_loss and not run_checks_loss
@@ -230,9 +232,10 @@ class ScriptObserver:
 
     def counted(self, step: int) -> None:
         """A Trainer has made its step of this number, or has left the optimizer's out, as a GradScaler does: what its
-        loss was is in none that follows.
+        loss was is in none that follows. One whose steps have several of the optimizer's, as with PPO, counts fewer:
+        the number does not go back.
         """
-        self._before, self._loss = step - self._step, None
+        self._before, self._loss = max(self._before or 0, step - self._step), None
 
     def validates(self) -> None:
         """A batch of a validation is done."""

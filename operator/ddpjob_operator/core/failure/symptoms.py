@@ -343,7 +343,8 @@ _FILES = (
         "The container has no permission: write below /mnt/shared or /tmp, or set podTemplate's securityContext.",
     ),
     Symptom(
-        r"stale file handle|input/output error|transport endpoint is not connected|\[errno (5|107|116)\]",
+        r"stale file handle|input/output error|transport endpoint is not connected"
+        r"|\[errno (5|107|108|116|117|121)\]|no snapshot in \S+ can be used, and these cannot be read",
         "VolumeError",
         "The storage server, or the mount on this node, failed: check the storage and the node's kernel log.",
     ),

@@ -243,6 +243,16 @@ CASES = [
     case("EROFS", "ReadOnlyFileSystem", "[Errno 30] Read-only file system: '/opt/cache'"),
     case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/mnt/shared/datasets'"),
     case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/etc/models'"),
+    *(
+        case(
+            "ddp_trainer/snapshots/trust/store.py",
+            "VolumeError",
+            "SnapshotError: no snapshot in /mnt/shared/checkpoints/digits can be used, and these cannot be read: "
+            f"step-000000005000 ({error}). They are left as they are; check the volume's server and its network",
+        )
+        for error in ("[Errno 110] Connection timed out", "[Errno 112] Host is down", "[Errno 5] Input/output error")
+    ),
+    case("EUCLEAN", "VolumeError", "[Errno 117] Structure needs cleaning: '/mnt/shared/datasets/7.tar'"),
     case("ESTALE", "VolumeError", "[Errno 116] Stale file handle: '/mnt/shared/datasets/7.tar'"),
     case(
         "ddp_trainer/root_cause.py",
