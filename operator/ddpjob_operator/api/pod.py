@@ -137,8 +137,9 @@ class Placement(APIModel):
     """Use the network namespace of the node, which some RDMA fabrics require. Implies onePodPerNode."""
 
     shm_size: Quantity | None = None
-    """Size limit of /dev/shm, the shared memory of DataLoader workers and NCCL. Default: the
-    pod's memory limit, or the memory of its node."""
+    """Size limit of /dev/shm, the shared memory of DataLoader workers and NCCL. Default: the pod's
+    memory limit, or the memory of its node.
+    """
 
 
 class PodMetadata(APIModel):

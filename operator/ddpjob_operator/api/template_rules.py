@@ -61,7 +61,7 @@ def restarted_trainer(spec: DDPJobSpec) -> str | None:
     return None
 
 
-def unsaid_ranks(spec: DDPJobSpec) -> str | None:
+def accelerators_without_ranks(spec: DDPJobSpec) -> str | None:
     """Accelerators that `ranks_per_node` does not count: those of podTemplate, and those of other names than `/gpu`.
     All but one of them would be idle.
     """
@@ -74,12 +74,12 @@ def unsaid_ranks(spec: DDPJobSpec) -> str | None:
     for path, resources in given:
         limits = resources.get("limits") if isinstance(resources, dict) else None
         for name, count in (limits if isinstance(limits, dict) else {}).items():
-            if is_accelerator(str(name)) and str(count).isdigit() and int(count) > 1:
+            if _is_accelerator(str(name)) and str(count).isdigit() and int(count) > 1:
                 return f"{path}.limits: {name}: {count} would have one rank; set spec.procsPerNode: {count}"
     return None
 
 
-def is_accelerator(resource: str) -> bool:
+def _is_accelerator(resource: str) -> bool:
     """Whether each unit of a resource is a device for a rank of its own."""
     return resource.endswith("/gpu") or resource in ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
 

@@ -24,12 +24,12 @@ from ddpjob_operator.api.strategy_rules import elastic_pipeline, has_strategy_ce
 from ddpjob_operator.api.template_rules import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
+    accelerators_without_ranks,
     is_reserved,
     malformed_template,
     reserved_template_env,
     restarted_trainer,
     taken_volume_name,
-    unsaid_ranks,
 )
 
 LONGEST_WINDOW = 100
@@ -374,7 +374,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(("podTemplate",), "", "", reserved_template_env),
     Rule(("podTemplate",), "", "", taken_volume_name, at_start=True),
     Rule(("podTemplate",), "", "", restarted_trainer, at_start=True),
-    Rule(("procsPerNode",), "", "", unsaid_ranks, at_start=True),
+    Rule(("procsPerNode",), "", "", accelerators_without_ranks, at_start=True),
 )
 
 

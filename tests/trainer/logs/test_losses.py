@@ -143,12 +143,14 @@ def test_losses_that_a_full_volume_refuses_are_in_the_snapshot_and_in_the_next_a
     assert [step for step, _ in history(small)] == list(range(1, 90))
 
 
+def full(descriptor: int) -> None:
+    """In place of fsync."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_losses_that_a_volume_refuses_when_they_are_synced_are_in_the_snapshot_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     log = begun(tmp_path, 0)
     trained(log, 1, 2)
     saved(log)
@@ -170,9 +172,6 @@ def test_losses_that_a_volume_refuses_when_they_are_synced_are_in_the_snapshot_o
 def test_losses_that_another_thread_writes_after_they_could_not_be_synced_are_in_the_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     log = begun(tmp_path, 0)
     trained(log, 1, 2)
     saved(log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import subprocess
 import sys
 import threading
@@ -587,12 +588,16 @@ def test_a_trainer_that_counts_fewer_steps_than_its_optimizer_makes_does_not_tak
     assert (beat["step"], beat["counters"]["steps"]) == (12, 12)
 
 
-def test_a_training_that_diverged_says_nothing_of_the_next_one(tmp_path: Path) -> None:
-    """A trial of a search, or Lightning's lr_find, whose last loss was not read before the next training began."""
+@pytest.mark.parametrize(("policy", "read"), [("Stop", False), ("Warn", True)], ids=["not read yet", "known"])
+def test_a_training_that_diverged_says_nothing_of_the_next_one(tmp_path: Path, policy: str, read: bool) -> None:
+    """A trial of a search, or Lightning's lr_find, whose last loss may not be read before the next training begins."""
     heartbeat_dir(tmp_path).mkdir()
-    observer = observe(Heartbeat(heartbeat_dir(tmp_path)), world_size=1, non_finite_loss="Stop")
+    moments = itertools.count(1.0, 1e-6)  # so that no write is due
+    heartbeat = Heartbeat(heartbeat_dir(tmp_path), clock=lambda: next(moments))
+    observer = observe(heartbeat, world_size=1, non_finite_loss=policy)
+    nan = float("nan")
     try:
-        for losses in ([1.0, 1.0, 1.0, float("nan")], [1.0, 1.0]):
+        for losses in ([1.0, 1.0, *[nan] * (2 if read else 1)], [1.0, 1.0]):
             observer.begins(step=0, total_steps=len(losses))
             weight = torch.nn.Parameter(torch.ones(1))
             optimizer = torch.optim.SGD([weight], lr=1e-9)
@@ -600,11 +605,13 @@ def test_a_training_that_diverged_says_nothing_of_the_next_one(tmp_path: Path) -
                 (weight * loss).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        observer.heartbeat.flush()
+                if read:
+                    heartbeat.flush()
+        heartbeat.flush()
     finally:
         close_observer()
     (beat,) = read_heartbeats(tmp_path)
-    assert (beat["loss"], beat["nonFiniteLoss"], beat["counters"]["nonFiniteLosses"]) == (1.0, None, 0)
+    assert (beat["loss"], beat["nonFiniteLoss"], beat["counters"]["nonFiniteLosses"]) == (1.0, None, int(read))
 
 
 @pytest.mark.processes

@@ -232,6 +232,7 @@ class Heartbeat:
         """What was trained before in this process is over: what its loss was says nothing of the steps that follow."""
         with self._lock:
             self._loss = self._shown_loss = self._loss_of_step = self._state["loss"] = None
+            self._state["nonFiniteLoss"] = None
 
     def last_loss_is(self, loss: float | None) -> None:
         """Training is done, or stops: the loss of its last step, which comes after the step; written with what comes

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_trainer.contract.addresses import public, shown
+from ddp_trainer.contract.durable import make_durable
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_OK, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.process_end import end_after_exit_handlers, settle
@@ -217,16 +218,8 @@ def _put_in_place(part: Path, target: Path) -> None:
     if os.path.lexists(target) and (target.is_dir() or part.is_dir()):
         target.replace(old)
     part.replace(target)
-    _sync_folder(target.parent)
+    make_durable(target.parent)
     _remove(old)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove(path: Path) -> None:

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from ddp_trainer.contract.durable import make_durable
+
 LEFTOVER_SECONDS: Final = 24 * 3600.0
 _SYNCS: Final = 16
 """At a time: each waits for the volume's server, and an environment has thousands of files."""
@@ -63,17 +65,8 @@ def _raise(error: OSError) -> None:
 
 
 def _sync_one(path: Path) -> None:
-    if path.is_symlink() or not (path.is_file() or path.is_dir()):
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # as for the folder of a snapshot: some file systems cannot sync one, and their renames are synchronous
-        if not (path.is_dir() and error.errno in {errno.EINVAL, errno.ENOTSUP}):
-            raise
-    finally:
-        os.close(descriptor)
+    if not path.is_symlink() and (path.is_file() or path.is_dir()):
+        make_durable(path)
 
 
 def put_in_place(part: Path, path: Path, is_whole: Callable[[], bool]) -> None:

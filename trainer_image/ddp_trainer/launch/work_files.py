@@ -28,11 +28,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any, Final, Literal, NamedTuple
 
+from ddp_trainer.contract.durable import make_durable
 from ddp_trainer.contract.environment import SubmittedCode
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.launch.code_archive import MOST_BYTES, Entry, Listing, read_archives, read_hashed
 from ddp_trainer.launch.exit.report import log
-from ddp_trainer.launch.leftovers import beside, remove, remove_leftovers, sync
+from ddp_trainer.launch.leftovers import beside, remove, remove_leftovers
 from ddp_trainer.launch.unused import CODE, mark_used
 
 SHOWN: Final = 3
@@ -331,7 +332,7 @@ def _record(record: Path, sha256: str | None, files: Mapping[str, Collection[str
     """`sha256` is None while not all files are there."""
     new = beside(record)
     new.write_text(json.dumps({"sha256": sha256, "files": {path: sorted(files[path]) for path in sorted(files)}}))
-    sync(new)  # after a power cut it would have its name, and no content
+    make_durable(new)  # after a power cut it would have its name, and no content
     new.replace(record)
 
 

@@ -227,11 +227,11 @@ def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod
     name = place.name or pod_name(look.job.name, place.attempt, place.node_rank or 0)
     # one that is created while the gang runs would have to do without such a node for good
     gone = status.internal.avoided_nodes if status.phase is not Phase.RUNNING else ()
-    avoid, unwelcome_there = tuple(dict.fromkeys((*status.excluded_nodes, *gone))), unwelcome(policy, status)
+    avoid, second_choice = tuple(dict.fromkeys((*status.excluded_nodes, *gone))), unwelcome(policy, status)
     if status.internal.node_names_refused:
-        avoid, unwelcome_there = (), tuple(dict.fromkeys((*avoid, *unwelcome_there)))
+        avoid, second_choice = (), tuple(dict.fromkeys((*avoid, *second_choice)))
     manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=avoid))
-    manifest = preferring_others(manifest, unwelcome_there)
+    manifest = preferring_others(manifest, second_choice)
     return CreatePod(name, place.attempt, place.node_rank, manifest)
 
 

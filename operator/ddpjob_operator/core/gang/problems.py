@@ -302,11 +302,15 @@ def until_warnings_are_read(look: Look, pods: tuple[PodView, ...]) -> float | No
 
 
 def _next_reading(look: Look, pods: tuple[PodView, ...]) -> tuple[PodView | None, datetime | None]:
-    pod, grace = next(iter(maybe_refused(look, pods)), None), AUTOSCALER_SECONDS
-    since = max(filter(None, (asking_since(look), pod.created if pod else None)), default=None)
-    if pod is None:
-        pod, since, grace = next(filter(_is_unexplained, pods), None), starting_since(look), STARTUP_GRACE_SECONDS
-    if since is None or pod is None or look.status.phase not in _WAITING:
+    refused = maybe_refused(look, pods)
+    pod = refused[0] if refused else next(filter(_is_unexplained, pods), None)
+    if pod is None or look.status.phase not in _WAITING:
+        return None, None
+    since, grace = starting_since(look), STARTUP_GRACE_SECONDS
+    if refused:
+        asked = (moment for moment in (asking_since(look), pod.created) if moment is not None)
+        since, grace = max(asked, default=None), AUTOSCALER_SECONDS
+    if since is None:
         return None, None
     if (known := look.observed.warnings.get(pod.uid)) is None:
         return pod, since + timedelta(seconds=grace)

@@ -72,6 +72,7 @@ class Cause:
 def plan_restart(look: Look) -> Plan | None:
     """Restart the gang, or fail the job, if a pod of the gang has failed; None if none has."""
     pods = members(look)
+    # with live recovery, pods that take the place of lost ones are created while the job is Running
     ran = look.status.phase is Phase.RUNNING and not look.status.internal.lost_pods
     failures = find_failures(pods, missing(look), look.now, ran=ran)
     failures += lost_nodes(pods, patience(look), look.now)

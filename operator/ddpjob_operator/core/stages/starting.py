@@ -122,7 +122,7 @@ def _with_preferred_nodes(look: Look) -> Plan | None:
     internal = look.status.internal
     names = ", ".join(dict.fromkeys((*look.status.excluded_nodes, *internal.avoided_nodes)))
     message = (
-        f"the autoscaler adds no node for pods that exclude nodes by name: from now on they only prefer others to "
+        "the autoscaler adds no node for pods that exclude nodes by name: from now on they only prefer others to "
         f"{names}; cordon or delete those that are not to be used again"
     )
     event = Event("Warning", NODES_PREFERRED, message)

@@ -8,7 +8,6 @@ directory.
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
 import mmap
 import os
@@ -18,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from ddp_trainer.contract.durable import make_durable
 from ddp_trainer.snapshots.trust.manifest import FileEntry
 
 Chunk = bytes | bytearray | memoryview
@@ -64,15 +64,7 @@ class Disk:
 
     def fsync(self, path: Path) -> None:
         """Make a directory's names, or the bytes of a file that was written before, outlive a power cut."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            # Some network and FUSE file systems cannot sync a directory; their renames are synchronous.
-            if not (path.is_dir() and error.errno in {errno.EINVAL, errno.ENOTSUP}):
-                raise
-        finally:
-            os.close(descriptor)
+        make_durable(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a directory its name at once. One that is not empty is never replaced (ENOTEMPTY or EEXIST)."""
