@@ -6,6 +6,7 @@ rule could use it. The first entry that matches applies, so specific entries com
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,10 +38,20 @@ class Symptom:
     """The next attempt does it differently, so that a second one is no repetition."""
 
 
+_SCRIPT_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Xids that a script causes, such as by an illegal memory access, and after which NVIDIA's device plugin keeps the GPU
+(https://docs.nvidia.com/deploy/xid-errors). A defect may be followed by one, as 79 by 45.
+"""
+
+
+def _xid(numbers: Iterable[int]) -> str:
+    return rf"\bxid( errors?)?( \(pci[^)]{{0,40}}\))?[ :]{{1,3}}({'|'.join(map(str, numbers))})\b"
+
+
 _GPU = (
     Symptom(
         r"uncorrectable (ecc|nvlink) error|hardware stack error|fallen off the bus"
-        r"|\bxid( errors?)?( \(pci[^)]{0,40}\))?[ :]{1,3}\d{1,3}\b",
+        rf"|{_xid(number for number in range(1000) if number not in _SCRIPT_XIDS)}",
         "GPUFault",
         "A GPU of this node is defective: drain the node, check `nvidia-smi -q` and the Xid lines in its kernel log.",
     ),
@@ -107,6 +118,7 @@ _GPU = (
     Symptom(
         r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered"
         r"|launch timed out and was terminated|cuda error: unknown error"
+        rf"|{_xid(sorted(_SCRIPT_XIDS))}"
         r"|(cublas|cudnn|cusolver|cusparse)_status_(execution_failed|internal_error|mapping_error)\b",
         "CUDAError",
         "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to find it. If only one node is affected, suspect its GPU.",

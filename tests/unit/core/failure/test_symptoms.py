@@ -63,6 +63,8 @@ CASES = [
         "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
     ),
     case("the NVIDIA driver's kernel log", "GPUFault", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
+    case("an Xid that a script causes", "CUDAError", "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, MMU Fault"),
+    case("the clean-up after a defect", "GPUFault", "Xid (PCI:0000:3b:00): 45, pid=7\nXid (PCI:0000:3b:00): 48, DBE"),
     case(
         "c10/cuda/CUDAFunctions.cpp",
         "DriverMismatch",
