@@ -15,7 +15,8 @@ from ddpjob.notebook import display_here
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.job_lines import Volume, job_lines
-from ddpjob_operator.follow.logs import JobLogs, Line, Wanted
+from ddpjob_operator.follow.lines import Line, Wanted
+from ddpjob_operator.follow.logs import JobLogs
 from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import ranks_per_node, read_job, see
 from ddpjob_operator.follow.volume_snapshots import Snapshot, snapshots_on_volume

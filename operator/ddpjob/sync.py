@@ -17,7 +17,7 @@ from ddpjob.handle import AsyncJob
 from ddpjob.notebook import display_here
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.values.actions import Event
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.volume_snapshots import Snapshot
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.local.display import Display

@@ -6,8 +6,9 @@ import asyncio
 import sys
 
 from ddpjob.handle import AsyncJob
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.cli.terminal import is_terminal
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED
+from ddpjob_operator.cli.terminal import is_terminal, print_note
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.follow.ending import cancelled_in_words, loses_its_volume, pods_in_words

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpjob_operator.cli.parameters import Context, JobForm, JobName, Namespace, Output, Shared, refused
+from ddpjob_operator.cli.parameters import Context, JobForm, JobName, Namespace, Output, Shared, refused, seconds
 
 app = typer.Typer()
 
@@ -59,12 +59,14 @@ def why(
 
     The job is on a cluster or (--shared) in a folder. Exit codes: 0 answered, 2 no such job, or the cluster refused.
     """
-    from ddpjob_operator.cli.on_cluster import Cluster
-    from ddpjob_operator.cli.why import explain_in_folder, explain_on_cluster
-
     if shared is not None:
+        from ddpjob_operator.cli.folder import explain_in_folder
+
         _check_folder_options(namespace, context)
         raise typer.Exit(explain_in_folder(shared, name, output))
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.why import explain_on_cluster
+
     raise typer.Exit(explain_on_cluster(Cluster(context, namespace), name, output))
 
 
@@ -93,7 +95,7 @@ def debug(
     refused, 130 Ctrl-C.
     """
     from ddpjob_operator.cli.debug import debug as debug_job
-    from ddpjob_operator.cli.on_cluster import Cluster, seconds
+    from ddpjob_operator.cli.on_cluster import Cluster
 
     try:
         limit = seconds(duration)
@@ -166,7 +168,8 @@ def watch(name: JobName, namespace: Namespace = None, context: Context = None) -
     Ctrl-C ends the view, not the job. Exit codes: 0 succeeded, 1 failed, 2 no such job, or the cluster refused,
     130 Ctrl-C.
     """
-    from ddpjob_operator.cli.on_cluster import Cluster, show_watch
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.cli.watch import show_watch
 
     raise typer.Exit(show_watch(Cluster(context, namespace), name))
 
@@ -293,10 +296,7 @@ def logs(
     """
     import re
 
-    from ddpjob_operator.cli.logs import show_logs
-    from ddpjob_operator.cli.on_cluster import Cluster, seconds
-    from ddpjob_operator.follow.job_lines import Volume
-    from ddpjob_operator.follow.logs import Wanted
+    from ddpjob_operator.follow.lines import Wanted
 
     try:
         pattern = re.compile(grep) if grep is not None else None
@@ -309,7 +309,7 @@ def logs(
         raise refused(("--rank, --node: a rank is on one node; give one of them",))
     wanted = Wanted(node=node, rank=rank, attempt=attempt, pattern=pattern, tail=tail, since_seconds=since_seconds)
     if shared is not None:
-        from ddpjob_operator.cli.folder_logs import show_folder_logs
+        from ddpjob_operator.cli.folder import show_folder_logs
 
         _check_folder_options(namespace, context)
         if on_volume or claim is not None or image is not None:
@@ -317,6 +317,10 @@ def logs(
         if follow and tail is not None and (wanted.is_selective or node is not None or since is not None):
             raise refused(("--tail: with --shared and --follow it counts all lines; leave it or the selection out",))
         raise typer.Exit(show_folder_logs(shared, name, wanted, follow=follow))
+    from ddpjob_operator.cli.logs import show_logs
+    from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.follow.job_lines import Volume
+
     volume = Volume(on_volume, claim, image)
     raise typer.Exit(show_logs(Cluster(context, namespace), name, wanted, follow, volume))
 
@@ -339,7 +343,7 @@ def drain_node(
     cluster refused, 130 Ctrl-C, after which the node stays cordoned.
     """
     from ddpjob_operator.cli.drain_node import drain_node as drain
-    from ddpjob_operator.cli.on_cluster import Cluster, seconds
+    from ddpjob_operator.cli.on_cluster import Cluster
 
     try:
         limit = seconds(timeout)

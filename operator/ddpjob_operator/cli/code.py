@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 
 from ddpjob_operator.api.pod import Code
-from ddpjob_operator.cli.on_cluster import REFUSED, Cluster, asked
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import REFUSED
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED
 from ddpjob_operator.page.cluster import ClusterSource
 from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.links import LinkTemplate

@@ -7,8 +7,9 @@ import os
 import shutil
 import sys
 
-from ddpjob_operator.cli.on_cluster import SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.cli.terminal import is_terminal
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import SUCCEEDED
+from ddpjob_operator.cli.terminal import is_terminal, print_note
 from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.observed import PodPhase

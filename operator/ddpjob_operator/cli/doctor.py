@@ -8,8 +8,8 @@ from dataclasses import asdict
 
 import yaml
 
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked
-from ddpjob_operator.cli.parameters import Output
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED, Output
 from ddpjob_operator.cli.terminal import Style, styled, width
 from ddpjob_operator.follow.doctor.checkup import examine
 from ddpjob_operator.follow.doctor.findings import Finding, Level, summary

@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 from typing import TypeVar
 from urllib.parse import quote
 
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked, print_note
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED
+from ddpjob_operator.cli.terminal import print_note
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.follow.draining import (

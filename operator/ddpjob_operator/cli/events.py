@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 
 import yaml
 
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.cli.parameters import Output
-from ddpjob_operator.cli.terminal import Style, styled, width
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED, Output
+from ddpjob_operator.cli.terminal import Style, print_note, styled, width
 from ddpjob_operator.follow.events import Happened, follow_events, read_happened
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.follow.table import wrapped

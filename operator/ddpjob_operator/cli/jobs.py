@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import yaml
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.cli.on_cluster import SUCCEEDED, Cluster, asked
-from ddpjob_operator.cli.parameters import Form
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import SUCCEEDED, Form
 from ddpjob_operator.cli.terminal import Style, styled, width
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.jobs import job_table, newest_first, summary_lines

@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import aclosing, suppress
 
 from ddpjob_operator.api.status import Phase
-from ddpjob_operator.cli.on_cluster import FAILED, SUCCEEDED, Cluster, asked, print_line, print_note
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED
+from ddpjob_operator.cli.terminal import print_line, print_note
 from ddpjob_operator.follow.job_lines import Volume, job_lines
-from ddpjob_operator.follow.logs import Wanted
+from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-REFUSED = 2
+SUCCEEDED, FAILED, REFUSED = 0, 1, 2
+"""Exit codes."""
 
 
 class Output(StrEnum):
@@ -123,3 +125,16 @@ def refused(problems: tuple[str, ...]) -> typer.Exit:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     return typer.Exit(REFUSED)
+
+
+def seconds(text: str) -> int:
+    """Seconds of such as `90s`, `10m`, `1h30m` (Go's time.ParseDuration, whole units).
+
+    Raises:
+        ValueError: it is none; the message says how to write one.
+    """
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if not text or found is None:
+        raise ValueError(f"{text!r} is not a duration; write one such as 90s, 10m or 1h30m")
+    hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return hours * 3600 + minutes * 60 + rest

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress
 from ddpjob_operator.cli.output import in_background
+from ddpjob_operator.cli.parameters import FAILED, REFUSED, SUCCEEDED
 from ddpjob_operator.core.manifests.code import part_name
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
@@ -35,7 +36,6 @@ from ddpjob_operator.local.volume import (
 from ddpjob_operator.submit.job import Submission
 from ddpjob_operator.submit.pack import PackedCode
 
-SUCCEEDED, FAILED, REFUSED = 0, 1, 2
 _TAIL_LINES = 20
 _SHOWN = {
     Logs.ALL: "showing the output of all ranks",

@@ -18,8 +18,9 @@ from typing import Any
 
 import yaml
 
-from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster, asked, print_note
-from ddpjob_operator.cli.parameters import Output
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, Output
+from ddpjob_operator.cli.terminal import print_note
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.follow.snapshots import on_record

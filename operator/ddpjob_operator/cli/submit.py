@@ -9,16 +9,16 @@ from contextlib import suppress
 
 from ddpjob.handle import AsyncJob
 from ddpjob_operator.cli.jobs import print_object
-from ddpjob_operator.cli.on_cluster import Cluster, asked, print_line, print_note
-from ddpjob_operator.cli.parameters import Form
-from ddpjob_operator.follow.logs import Line, Wanted
+from ddpjob_operator.cli.on_cluster import Cluster, asked
+from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED, Form
+from ddpjob_operator.cli.terminal import print_line, print_note
+from ddpjob_operator.follow.lines import Line, Wanted
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.submit.job import Submission
 from ddpjob_operator.submit.pack import size_in_words
 from ddpjob_operator.submit.send import send
 
-SUCCEEDED, FAILED = 0, 1
 _SECONDS_UNTIL_WHY = 5.0
 """A pod whose image is there starts sooner, and a person wonders later."""
 _DURATION = re.compile(r" for [\w ]+:")

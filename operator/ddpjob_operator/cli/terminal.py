@@ -6,7 +6,10 @@ import os
 import shutil
 import sys
 from enum import StrEnum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from ddpjob_operator.follow.lines import Line
 
 
 class Style(StrEnum):
@@ -39,6 +42,15 @@ def styled(text: str, style: Style) -> str:
 def numbered(text: str, number: int) -> str:
     """`text` in the colour of a number, such as a rank: neighbours have different ones. Otherwise as `styled`."""
     return _set_off(text, _COLOURS[number % len(_COLOURS)])
+
+
+def print_line(line: Line) -> None:
+    """On a terminal each rank has a colour."""
+    print(f"{numbered(f'[rank {line.rank}]', line.rank)} {line.text}", flush=True)
+
+
+def print_note(text: str) -> None:
+    print(f"ddpjob: {text}", file=sys.stderr, flush=True)
 
 
 def _set_off(text: str, code: str) -> str:

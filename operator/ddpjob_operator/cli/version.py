@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from ddpjob_operator.cli.on_cluster import SUCCEEDED, Cluster
-from ddpjob_operator.cli.parameters import Output
+from ddpjob_operator.cli.on_cluster import Cluster
+from ddpjob_operator.cli.parameters import SUCCEEDED, Output
 from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.follow.versions import OperatorVersion, operator_versions
 from ddpjob_operator.runtime.client import connect

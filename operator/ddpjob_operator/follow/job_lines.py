@@ -10,7 +10,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
+from ddpjob_operator.follow.lines import Line, Wanted, pods_of
+from ddpjob_operator.follow.logs import JobLogs
 from ddpjob_operator.follow.read import ranks_per_node, read_job, read_pods
 from ddpjob_operator.follow.volume_logs import VolumeLogs, may_be_on_volume_alone
 from ddpjob_operator.follow.volume_pod import Note

@@ -14,119 +14,25 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.failure.detect import is_stopping
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
-from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
+from ddpjob_operator.core.values.observed import PodPhase, PodView
+from ddpjob_operator.follow.lines import Line, Wanted, is_wanted, last_of, nodes_without_log, parse_line, pods_of
 from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import read_job, read_pods
-from ddpjob_operator.follow.table import visible
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
-T = TypeVar("T")
-
 SECONDS_BETWEEN_LOOKS = 1.0
 LOOKS_FOR_THE_END = 10
 """So many looks in a row may find no new line of a log that has to end: the kubelet of a lost node does not answer."""
-_LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
 _NOT_YET = (400, 404)
 """Answers for a container that has not started, or a pod that is gone again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which lines are wanted. None means all."""
-
-    node: int | None = None
-    """Node rank."""
-    rank: int | None = None
-    """Global rank."""
-    attempt: int | None = None
-    """The newest that has pods, if None."""
-    pattern: re.Pattern[str] | None = None
-    tail: int | None = None
-    """The last so many of the wanted lines of each pod."""
-    since_seconds: int | None = None
-
-    @property
-    def is_selective(self) -> bool:
-        """Whether lines are chosen by what is in them, which the kubelet cannot do."""
-        return self.rank is not None or self.pattern is not None
-
-    def node_of(self, ranks_per_node: int) -> int | None:
-        """The only node rank with lines that are wanted."""
-        return self.node if self.rank is None else self.rank // ranks_per_node
-
-    def query(self) -> dict[str, str]:
-        """The part of it that the kubelet answers."""
-        tail = None if self.is_selective else self.tail
-        limits = {"tailLines": tail, "sinceSeconds": self.since_seconds}
-        return {name: str(value) for name, value in limits.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a rank: its time stamp as the kubelet wrote it (RFC 3339), where it is from, and its text.
-
-    One from a volume has an empty stamp and, of a job that is gone, node rank 0.
-    """
-
-    stamp: str
-    node: int
-    rank: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"[rank {self.rank}] {self.text}"
-
-
-def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
-    """A line of a pod's log with `timestamps=true`. Lines of the first rank of a node have no prefix."""
-    stamp, _, text = raw.partition(" ")
-    # of progress bars, which go back to the beginning of the line, the last state: ranks may share a line
-    text = text.rstrip("\r").rpartition("\r")[2]
-    found = _LOCAL_RANK.match(text)
-    local_rank = int(found[1]) if found else 0
-    text = text[found.end() :] if found else text
-    return Line(stamp, node, node * ranks_per_node + local_rank, visible(text))
-
-
-def is_wanted(line: Line, wanted: Wanted) -> bool:
-    """Whether a line of a wanted pod is shown."""
-    if wanted.rank is not None and line.rank != wanted.rank:
-        return False
-    return wanted.pattern is None or wanted.pattern.search(line.text) is not None
-
-
-def pods_of(pods: Iterable[PodView], wanted: Wanted, ranks_per_node: int) -> list[PodView]:
-    """The pods whose logs have lines that are wanted, by node rank."""
-    placed = [pod for pod in pods if pod.attempt != NO_ATTEMPT and pod.node_rank is not None]
-    newest = max((pod.attempt for pod in placed), default=0)
-    attempt = newest if wanted.attempt is None else wanted.attempt
-    node = wanted.node_of(ranks_per_node)
-    found = [pod for pod in placed if pod.attempt == attempt and node in (None, pod.node_rank)]
-    return sorted(found, key=lambda pod: pod.node_rank or 0)
-
-
-def nodes_without_log(pods: Iterable[PodView], read: Iterable[PodView], nodes: int, name: str) -> str | None:
-    """Which of `nodes` node ranks have no line among those of the pods that could be `read`, and where to look."""
-    waiting = {pod.node_rank for pod in pods if pod.phase is PodPhase.PENDING}
-    gone = sorted(set(range(nodes)) - {pod.node_rank for pod in read} - waiting)
-    if not gone:
-        return None
-    ranks = f"node rank {gone[0]}" if len(gone) == 1 else f"node ranks {', '.join(map(str, gone))}"
-    return f"no log of {ranks} any more; ddpjob logs {name} --on-volume reads it from the job's volume"
-
-
-def last_of(lines: Iterable[T], wanted: Wanted) -> Iterable[T]:
-    """Of the wanted lines of a pod, those that `tail` leaves. No more than these are held at a time."""
-    return lines if wanted.tail is None else deque(lines, maxlen=min(wanted.tail, sys.maxsize))
 
 
 @dataclass(frozen=True, slots=True)

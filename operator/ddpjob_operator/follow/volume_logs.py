@@ -11,7 +11,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
 from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_claim_pod, build_volume_pod
 from ddpjob_operator.core.values.names import pvc_name
-from ddpjob_operator.follow.logs import Line, Wanted
+from ddpjob_operator.follow.lines import Line, Wanted
 from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
 from ddpjob_operator.follow.volume_pod import FREE, Note, exit_code, log_of, started_pod
 from ddpjob_operator.runtime.client import Client, Json

@@ -18,7 +18,8 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodView
 from ddpjob_operator.follow.events import Happened, read_happened
 from ddpjob_operator.follow.jobs import volume_in_words
-from ddpjob_operator.follow.logs import JobLogs, Line, Wanted, pods_of
+from ddpjob_operator.follow.lines import Line, Wanted, pods_of
+from ddpjob_operator.follow.logs import JobLogs
 from ddpjob_operator.follow.rank_reports import read_reports
 from ddpjob_operator.follow.read import read_job, read_pods, seen_of
 from ddpjob_operator.follow.refusals import in_words

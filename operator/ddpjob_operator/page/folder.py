@@ -16,7 +16,7 @@ from typing import Any
 from ddpjob_operator.api.status import FailureStatus
 from ddpjob_operator.core.ledger.ranks import Reports
 from ddpjob_operator.core.values.names import pod_name
-from ddpjob_operator.follow.logs import Line, Wanted, is_wanted, last_of, parse_line
+from ddpjob_operator.follow.lines import Line, Wanted, is_wanted, last_of, parse_line
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import Answer, Section, Seen, why
 from ddpjob_operator.page import files

@@ -9,7 +9,7 @@ from math import isfinite
 
 from ddpjob_operator.api.status import FailureStatus, Phase
 from ddpjob_operator.core.ledger.summary import duration
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Section
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.page.charts import StepChart, Track, loss_chart, throughput_chart, track

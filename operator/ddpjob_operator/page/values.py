@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.wire.links import Link
 

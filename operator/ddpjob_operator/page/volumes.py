@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpjob_operator.core.values.names import pvc_name
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.page import files
 from ddpjob_operator.page.folder import all_pod_logs, detail_of, event_rows, logs_of

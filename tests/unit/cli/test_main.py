@@ -16,6 +16,8 @@ from typing import NoReturn
 import pytest
 
 from ddpjob_operator.cli.main import main
+from ddpjob_operator.local.record import StatusFile
+from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[3]
 JOB = """\
@@ -146,6 +148,15 @@ def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> Non
 def test_validation_needs_no_cluster_and_no_torch(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     imported = newly_imported("validate", "job.yaml", cwd=tmp_path)
+    assert "ddpjob_operator" in imported
+    assert imported.isdisjoint(FOREIGN)
+
+
+@pytest.mark.parametrize("command", ["why", "logs"])
+def test_a_job_in_a_folder_is_asked_about_without_what_asks_a_cluster(tmp_path: Path, command: str) -> None:
+    job = parse_job({"metadata": {"name": "digits", "namespace": "default", "uid": "uid-1"}, "spec": {}})
+    StatusFile(tmp_path, job).write(job)
+    imported = newly_imported(command, "digits", "--shared", str(tmp_path), cwd=tmp_path)
     assert "ddpjob_operator" in imported
     assert imported.isdisjoint(FOREIGN)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ddpjob import DDPJob
 from ddpjob_operator.cli import submit
 from ddpjob_operator.cli.main import app
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.runtime.errors import ApiError
 

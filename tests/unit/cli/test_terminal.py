@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from ddpjob_operator.cli.on_cluster import print_line
-from ddpjob_operator.cli.terminal import Style, numbered, styled, width
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.cli.terminal import Style, numbered, print_line, styled, width
+from ddpjob_operator.follow.lines import Line
 
 
 class Terminal(io.StringIO):

@@ -9,9 +9,10 @@ import pytest
 import typer
 
 from ddpjob_operator.cli.cluster_commands import why
-from ddpjob_operator.cli.on_cluster import REFUSED, Cluster
-from ddpjob_operator.cli.parameters import Output
-from ddpjob_operator.cli.why import explain_in_folder, explain_on_cluster
+from ddpjob_operator.cli.folder import explain_in_folder
+from ddpjob_operator.cli.on_cluster import Cluster
+from ddpjob_operator.cli.parameters import REFUSED, Output
+from ddpjob_operator.cli.why import explain_on_cluster
 from ddpjob_operator.local.record import StatusFile
 from ddpjob_operator.wire.jobs import parse_job
 

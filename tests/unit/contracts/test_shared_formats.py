@@ -30,7 +30,7 @@ from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, ServiceView, Termination
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
-from ddpjob_operator.follow.logs import Wanted
+from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.local.assignment import write_assignment
 from ddpjob_operator.page.files import course_of
 from ddpjob_operator.page.folder import FolderLogs

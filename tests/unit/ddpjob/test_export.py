@@ -15,7 +15,8 @@ from aiohttp import web
 from tests.unit.answers import Server, status
 from tests.unit.ddpjob.ended_job import PREFIX, Api
 
-from ddpjob_operator.cli.on_cluster import FAILED, REFUSED, SUCCEEDED, Cluster
+from ddpjob_operator.cli.on_cluster import Cluster
+from ddpjob_operator.cli.parameters import FAILED, REFUSED, SUCCEEDED
 from ddpjob_operator.cli.snapshots import export_from_cluster, noted_at_times
 from ddpjob_operator.core.manifests.volume_pod import LONGEST_SECONDS
 from ddpjob_operator.follow import volume_export

@@ -18,9 +18,10 @@ from tests.unit.ddpjob.ended_job import READ, Api
 from ddpjob import AsyncJob, Job
 from ddpjob.sync import run
 from ddpjob_operator.cli.logs import show_logs
-from ddpjob_operator.cli.on_cluster import FAILED, REFUSED, SUCCEEDED, Cluster
+from ddpjob_operator.cli.on_cluster import Cluster
+from ddpjob_operator.cli.parameters import FAILED, REFUSED, SUCCEEDED
 from ddpjob_operator.follow.job_lines import Volume
-from ddpjob_operator.follow.logs import Wanted
+from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.runtime.errors import ApiError
 
 

@@ -14,8 +14,8 @@ from tests.unit.ddpjob.ended_job import Api
 
 from ddp_trainer.snapshots.__main__ import main as trainers_command
 from ddpjob import AsyncJob, Job, Snapshot
-from ddpjob_operator.cli.on_cluster import REFUSED, SUCCEEDED, Cluster
-from ddpjob_operator.cli.parameters import Output
+from ddpjob_operator.cli.on_cluster import Cluster
+from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, Output
 from ddpjob_operator.cli.snapshots import show_here, show_on_volume, show_record
 from ddpjob_operator.runtime.errors import ApiError
 

@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 from tests.unit.virtual_time import run
 
-from ddpjob_operator.cli.on_cluster import seconds
+from ddpjob_operator.cli.parameters import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
-from ddpjob_operator.follow.logs import JobLogs, Wanted, is_wanted, nodes_without_log, parse_line, pods_of
+from ddpjob_operator.follow.lines import Wanted, is_wanted, nodes_without_log, parse_line, pods_of
+from ddpjob_operator.follow.logs import JobLogs
 from ddpjob_operator.runtime.errors import ApiError
 
 STAMP = "2030-01-01T12:00:00.123456789Z"

@@ -11,7 +11,7 @@ import pytest
 
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.follow import volume_pod
-from ddpjob_operator.follow.logs import Line, Wanted
+from ddpjob_operator.follow.lines import Line, Wanted
 from ddpjob_operator.follow.volume_logs import VolumeLogs, may_be_on_volume_alone
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.page.conftest import START, TIME, Folder
 
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.page import files
 from ddpjob_operator.page.files import Tail, course_of, snapshots_of
 from ddpjob_operator.page.folder import FolderSource, detail_of, log_of

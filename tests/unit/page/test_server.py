@@ -17,7 +17,7 @@ from jinja2 import Environment
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.page.conftest import TIME, Folder
 
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.page import server
 from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.server import is_own_host, make_app, serve

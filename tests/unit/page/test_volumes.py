@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.unit.page.conftest import START, Folder
 from tests.unit.page.test_cluster import ApiServer, detail, item, source
 
-from ddpjob_operator.follow.logs import Line
+from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.page.cluster import ClusterSource
 from ddpjob_operator.page.server import make_app
 from ddpjob_operator.page.values import LogQuery
