@@ -46,7 +46,7 @@ FAULTS = {
         "A call hangs, is reset, or its answer or event breaks off",
         "It is given up after 15 s and made again; a watch begins anew where it was",
     ),
-    8: Fault("A watch falls silent", "It begins anew after 70 s without an event or a bookmark"),
+    8: Fault("A watch falls silent", "It begins anew after 70 to 105 s without an event or a bookmark"),
     9: Fault("A watch sends an error", "The operator ends with an error and is started anew"),
     10: Fault("A list is old", "A deletion names the pod's uid, so a newer pod of that name stays"),
     11: Fault(

@@ -25,6 +25,8 @@ from ddpjob_operator.cluster import paths
 HERE = Path(__file__).parent
 LOG_SHOWN = 20_000
 """Characters of a log, in the report of a test that failed."""
+NAMESPACES = 30
+"""That a shared operator has for the tests of several files: 8 watches in each."""
 SERVER = pytest.StashKey[ApiServer | Impossible]()
 SHARED = pytest.StashKey["Shared"]()
 StartOperator = Callable[..., Awaitable[Operator]]
@@ -160,21 +162,30 @@ class Shared:
 def shared_operator(
     request: pytest.FixtureRequest, api_server: ApiServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Shared:
-    """To start one takes as long as a test, so those that only need some operator have it in common."""
+    """To start one takes as long as a test, so those that only need some operator have it in common: those of one file
+    at least. It watches each of its namespaces, so it has not those of all tests.
+    """
     folder = next(node for node in request.node.iter_parents() if node.path == HERE)
-    if SHARED not in folder.stash:
-        tests = [item for item in request.session.items if item.path.is_relative_to(HERE)]
-        names = [new_name() for item in tests if "operator" in getattr(item, "fixturenames", ())]
+    needed = sum(item.path == request.node.path for item in _with_operator(request.session))
+    if SHARED not in folder.stash or len(folder.stash[SHARED].free) < needed:
+        _stop_shared(folder)
+        names = [new_name() for _ in range(max(needed, NAMESPACES))]
         log = tmp_path_factory.mktemp("operator") / "operator.log"
-        folder.stash[SHARED] = shared = _shared(names, api_server, log)
-
-        def stop() -> None:
-            del folder.stash[SHARED]
-            shared.process.kill()
-            shared.process.wait()
-
-        folder.addfinalizer(stop)
+        folder.stash[SHARED] = _shared(names, api_server, log)
+        folder.addfinalizer(lambda: _stop_shared(folder))
     return folder.stash[SHARED]
+
+
+def _with_operator(session: pytest.Session) -> list[pytest.Item]:
+    here = [item for item in session.items if item.path.is_relative_to(HERE)]
+    return [item for item in here if "operator" in getattr(item, "fixturenames", ())]
+
+
+def _stop_shared(folder: pytest.Item | pytest.Collector) -> None:
+    if (shared := folder.stash.get(SHARED, None)) is not None:
+        del folder.stash[SHARED]
+        shared.process.kill()
+        shared.process.wait()
 
 
 def _shared(names: list[str], api_server: ApiServer, log: Path) -> Shared:

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS: Final = 120.0
+PATIENCE_SECONDS: Final = 300.0
 """For anything that takes a second on an idle machine. It ends a test that hangs, and says nothing about speed."""
-CLUSTER_SECONDS: Final = 300.0
-"""For pods on a cluster whose nodes share one machine: ten times what a gang needs there to train, if it is idle."""
+CLUSTER_SECONDS: Final = 600.0
+"""For pods on a cluster whose nodes share one machine: twenty times what a gang needs there to train, if it is idle."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.02, 0.25
 """Seconds between two looks, which grow: many a look starts a process."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -48,7 +49,9 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 WATCH_SECONDS = 300
 """How long one watch request lasts before the server ends it."""
 SILENCE_SECONDS = 70.0
-"""A watch without bookmarks, of which the server sends one a minute, has lost its connection."""
+"""A watch without bookmarks, of which the server sends one a minute, may have lost its connection. Of a kind in which
+nothing has changed since the watch began, servers send none.
+"""
 
 PAGE = 100
 """Objects in one page of a list: pods have 10 kB of JSON and more, and take several times that while they are decoded,
@@ -209,7 +212,7 @@ class Client:
 
     async def watch(self, path: str, version: int, *, accept: str = "", **query: str) -> AsyncIterator[Json]:
         """Changes of a collection since `version`, bookmarks among them, until the server ends the request, which it
-        does in time.
+        does in time, or has been silent for long.
 
         Raises:
             ApiError: the server refused, or the connection broke. Status 410: it no longer knows that version.
@@ -217,17 +220,20 @@ class Client:
         asked = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(version)}
         asked |= {**query, "timeoutSeconds": str(WATCH_SECONDS)}
         headers = {"Accept": accept} if accept else None
-        longest = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30.0, sock_read=SILENCE_SECONDS)
+        # the watches of many namespaces that began together must not begin anew together
+        silence = SILENCE_SECONDS * random.uniform(1.0, 1.5)  # noqa: S311 - jitter, not a secret
+        longest = aiohttp.ClientTimeout(total=WATCH_SECONDS + 30.0, sock_connect=REQUEST_SECONDS, sock_read=silence)
         try:
             async with self._send("GET", path, asked, None, headers, longest) as response:
                 if response.status >= 400:
                     raise _error(response.status, response.reason or "", await response.read())
-                async for line in response.content.iter_chunked(_WATCH_CHUNK):
-                    event: Json = decode(line)
-                    if event["type"] == "ERROR":
-                        said = event["object"]
-                        raise ApiError(said.get("code") or 0, said.get("reason") or "", said.get("message") or "")
-                    yield event
+                with suppress(aiohttp.SocketTimeoutError):
+                    async for line in response.content.iter_chunked(_WATCH_CHUNK):
+                        event: Json = decode(line)
+                        if event["type"] == "ERROR":
+                            said = event["object"]
+                            raise ApiError(said.get("code") or 0, said.get("reason") or "", said.get("message") or "")
+                        yield event
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise ApiError(0, "ConnectionFailed", f"GET {path}: the watch broke: {error}") from error
 
