@@ -248,7 +248,7 @@ FAILURES = (
         "Training resumes.",
     ),
     Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
-    Reason("InitContainerFailed", "", "An init container of podTemplate failed, so the trainer was not started."),
+    Reason("InitContainerFailed", "", "An init container failed, of podTemplate or an injected one."),
     Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),
     Reason(
         "Failed", "", "A container failed for an unknown reason.", "Read the pod's log, in status.lastFailure.logTail."
@@ -327,6 +327,7 @@ EVENTS = (
         "Warning",
         "A Service, claim, NetworkPolicy or PodGroup was deleted; the operator created it again.",
     ),
+    Reason("GraceShortened", "Warning", "A webhook or policy gives the pods less time to leave than the job asks for."),
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
     Reason("TooLarge", "Warning", "The spec is so large that the status cannot be saved beside it."),

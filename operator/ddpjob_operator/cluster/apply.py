@@ -244,6 +244,7 @@ class Applier:
             await self._check_labels(job, action.manifest, pod, created=False)
         else:
             await self._check_labels(job, action.manifest, pod, created=True)
+            self._report_shorter_grace(job, action.manifest, pod)
             self.cache.count_creation(_owner(job), action.attempt, action.name, datetime.now(UTC))
         self.cache.put_pod(pod)
 
@@ -392,6 +393,18 @@ class Applier:
         empty = "; its volume is new and has no snapshot" if kind == CLAIM else ""
         message = f"{kind.name} {name} was deleted while the job needs it; it was created again{empty}"
         self.report(job, Event("Warning", "ChildRestored", message))
+
+    def _report_shorter_grace(self, job: Job, wanted: Json, pod: Json) -> None:
+        """A webhook has taken time away that the ranks count on: they are killed while they save."""
+        asked, has = ((obj.get("spec") or {}).get("terminationGracePeriodSeconds") for obj in (wanted, pod))
+        if asked is None or has is None or has >= asked:
+            return
+        message = (
+            f"an admission webhook or policy has cut terminationGracePeriodSeconds from {asked} to {has}: a snapshot "
+            f"that takes longer than that when a pod has to go is lost; set shutdownSeconds to {max(1, has - 15)} or "
+            "less, or ask the policy's administrator for an exception"
+        )
+        self.report(job, Event("Warning", "GraceShortened", message))
 
     async def _read_log(self, job: Job, action: ReadLog) -> None:
         path = f"{paths.pods(job.namespace)}/{action.name}/log"

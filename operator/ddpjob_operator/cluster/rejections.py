@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ddpjob_operator.core.values.job import (
@@ -19,6 +20,12 @@ from ddpjob_operator.runtime.errors import ApiError
 
 _REFUSALS = frozenset({400, 403, 404, 422})
 """Answers to a create that say no to this object, rather than not now."""
+
+
+_PLUGIN = re.compile(r"tolerations\b.{0,60} conflict\b")
+"""What PodTolerationRestriction says, as an error without a status: the API server answers 500."""
+_PATCH = re.compile(r"(add|remove|replace|move|copy|test) operation does not apply|error in \w+ for path:")
+"""A webhook's patch does not fit the object (evanphx/json-patch): the API server answers 500, and names no webhook."""
 
 
 class Rejected(Exception):
@@ -41,9 +48,9 @@ def _reason(error: ApiError) -> str:
         return NAMESPACE_TERMINATING
     if "exceeded quota" in error.message:
         return QUOTA_EXCEEDED
-    if "failed calling webhook" in error.message or (error.denied and _is_a_failure(error)):
+    if _has_bad_patch(error) or "failed calling webhook" in error.message or (error.denied and _is_a_failure(error)):
         return ADMISSION_FAILED
-    if error.denied:
+    if error.denied or _breaks_plugin(error):
         return ADMISSION_DENIED
     if error.too_large:
         return TOO_LARGE
@@ -51,7 +58,7 @@ def _reason(error: ApiError) -> str:
 
 
 def refuses(error: ApiError) -> bool:
-    return error.status in _REFUSALS or _has_no_webhook(error) or error.denied or error.too_large
+    return error.status in _REFUSALS or _by_admission(error) or error.denied or error.too_large
 
 
 def problem_with(name: str, error: ApiError) -> Problem:
@@ -61,12 +68,24 @@ def problem_with(name: str, error: ApiError) -> Problem:
 
 def forbids(error: ApiError) -> bool:
     """Whether a change of an object that is there is refused by a rule: a policy, a role, validation."""
-    return error.status in (403, 422) or _has_no_webhook(error) or error.denied or error.too_large
+    return error.status in (403, 422) or _by_admission(error) or error.denied or error.too_large
 
 
 def _is_a_failure(error: ApiError) -> bool:
     """Whether a webhook denies what it could not judge, as controller-runtime's `Errored(500, …)` does."""
     return error.status == 429 or error.status >= 500
+
+
+def _by_admission(error: ApiError) -> bool:
+    return _has_no_webhook(error) or _has_bad_patch(error) or _breaks_plugin(error)
+
+
+def _has_bad_patch(error: ApiError) -> bool:
+    return error.status == 500 and _PATCH.search(error.message) is not None
+
+
+def _breaks_plugin(error: ApiError) -> bool:
+    return error.status == 500 and _PLUGIN.search(error.message) is not None
 
 
 def _has_no_webhook(error: ApiError) -> bool:

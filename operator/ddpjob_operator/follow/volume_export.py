@@ -81,7 +81,7 @@ async def export(
         lines: list[str] = []
         found = await _held(client, pod, state, lines)
         if found is None:
-            return Export(_explained(await exit_code(client, pod), lines, say))
+            return Export(_explained(await exit_code(client, pod, ROLE), lines, say))
         taken, files = found
         with _written_whole(to, files) as parts:
             for held, part in zip(files, parts, strict=True):
@@ -92,7 +92,7 @@ async def export(
 
 async def _held(client: Client, pod: str, state: str, lines: list[str]) -> tuple[int, tuple[Held, ...]] | None:
     """What waits in the pod, once it does; None if its log has ended without it. Other lines are added to `lines`."""
-    async with aclosing(log_of(client, pod)) as log:
+    async with aclosing(log_of(client, pod, ROLE)) as log:
         async for line in log:
             if (found := parse_held(line, state)) is not None:
                 return found

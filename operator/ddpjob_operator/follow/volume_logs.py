@@ -18,6 +18,7 @@ from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 
+_ROLE = "logs"
 _LINE = re.compile(r"\[rank (\d{1,7})\] ")
 _PROBLEM = "error: "
 """What `ddp_trainer.logs.pods` says last where the volume has no such log."""
@@ -77,7 +78,7 @@ class VolumeLogs:
         self.note(f"a short-lived pod reads the logs from the volume, claim {claim}; Ctrl-C deletes it")
         is_shown, other = False, ""
         async with started_pod(self.client, self.namespace, manifest, FREE, self.note) as path:
-            async with aclosing(log_of(self.client, path)) as texts:
+            async with aclosing(log_of(self.client, path, _ROLE)) as texts:
                 async for text in texts:
                     if found := _LINE.match(text):
                         is_shown, rank = True, int(found[1])
@@ -86,7 +87,7 @@ class VolumeLogs:
                     other = text.removeprefix(_PROBLEM)
                     if other == text:
                         self.note(text)
-            code = await exit_code(self.client, path)
+            code = await exit_code(self.client, path, _ROLE)
         if code:
             raise ApiError(0, "NoLogs", other or f"the pod that reads the volume ended with exit code {code}")
         if not is_shown:
@@ -105,4 +106,4 @@ def _command(name: str, wanted: Wanted, attempt: int | None) -> VolumeCommand:
     }
     # with =, as a pattern may begin with a dash; $$, because Kubernetes reads $(NAME)
     options = (f"--{option}={value}".replace("$", "$$") for option, value in chosen.items() if value is not None)
-    return VolumeCommand("logs", "ddp_trainer.logs.pods", (SHARED_PATH, name, *options))
+    return VolumeCommand(_ROLE, "ddp_trainer.logs.pods", (SHARED_PATH, name, *options))

@@ -30,10 +30,11 @@ async def run_pod(client: Client, namespace: str, manifest: Json, say: Note, not
     Raises:
         ApiError: it could not be made, did not start within three minutes, or was deleted meanwhile.
     """
+    container = manifest["spec"]["containers"][0]["name"]
     async with started_pod(client, namespace, manifest, FREE, note) as path:
-        async for text in log_of(client, path):
+        async for text in log_of(client, path, container):
             say(text)
-        return await exit_code(client, path)
+        return await exit_code(client, path, container)
 
 
 @asynccontextmanager
@@ -79,7 +80,8 @@ async def _started(client: Client, path: str, advice: str, note: Note) -> None:
         found = parse_pod(await client.get(path, "pods"))
         if found.phase is not PodPhase.PENDING:
             return
-        waits = printable(f"{found.reason}: {found.message}" if found.message else found.reason) or "no node yet"
+        waits = printable(f"{found.reason}: {found.message}" if found.message else found.reason)
+        waits = waits or (f"starting on node {found.node_name}" if found.node_name else "no node yet")
         if clock() > latest:
             problem = f"pod {found.name} has not started within {SECONDS_TO_START:.0f} s: {waits}"
             raise ApiError(0, "NotStarted", f"{problem}; {advice}")
@@ -89,15 +91,16 @@ async def _started(client: Client, path: str, advice: str, note: Note) -> None:
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def log_of(client: Client, path: str) -> AsyncGenerator[str, None]:
-    """The lines of a pod's log, until that ends.
+async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[str, None]:
+    """The lines of the log of a pod's container, until that ends. It is named, as a webhook may have injected another
+    one, and an API server then refuses to choose.
 
     A connection that breaks, as one that is silent for long may, is made again from the last line on.
     """
-    last, since = "", dict[str, str]()
+    last, query = "", {"container": container, "follow": "true", "timestamps": "true"}
     while True:
         try:
-            async for raw in client.lines(f"{path}/log", follow="true", timestamps="true", **since):
+            async for raw in client.lines(f"{path}/log", **query):
                 stamp, _, text = raw.partition(" ")
                 if stamp > last:
                     last = stamp
@@ -106,18 +109,18 @@ async def log_of(client: Client, path: str) -> AsyncGenerator[str, None]:
         except ApiError as error:
             if error.status:
                 raise
-            since = {"sinceTime": last} if last else {}
+            query |= {"sinceTime": last} if last else {}
             await client.get(path, "pods")  # raises where the API server itself does not answer
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-async def exit_code(client: Client, path: str) -> int:
-    """That of a pod whose log has ended, a moment before its status says how."""
+async def exit_code(client: Client, path: str, name: str) -> int:
+    """That of the container of a pod whose log has ended, a moment before its status says how."""
     while True:
         status: dict[str, Any] = (await client.get(path, "pods")).get("status") or {}
         for container in status.get("containerStatuses") or ():
             ended = (container.get("state") or {}).get("terminated")
-            if ended is not None:
+            if ended is not None and container.get("name") == name:
                 return int(ended.get("exitCode") or 0)
         if status.get("phase") == PodPhase.FAILED:  # evicted, or past its deadline
             why = printable(f"{status.get('reason') or 'it failed'}: {status.get('message') or 'no message'}")

@@ -391,7 +391,8 @@ def _state(pod: PodView) -> str:
     if pod.reason:
         return f"{pod.reason}: {_first(pod.message)}" if pod.message else pod.reason
     if pod.phase is PodPhase.PENDING:
-        return f"starting on node {pod.node_name}" if pod.node_name else "no node yet"
+        init = f": its init container {pod.init_running} runs" if pod.init_running else ""
+        return f"starting on node {pod.node_name}{init}" if pod.node_name else "no node yet"
     return f"{pod.phase} on node {pod.node_name}{'' if pod.ready or pod.ended else ', not ready'}"
 
 

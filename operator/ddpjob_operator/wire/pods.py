@@ -108,6 +108,7 @@ def parse_pod(obj: Object) -> PodView:
         message=message,
         termination=_termination(status),
         init_failure=_init_failure(status),
+        init_running=_init_running(status, conditions),
         exited=_all_exited(status),
     )
 
@@ -268,6 +269,14 @@ def _init_failure(status: Object) -> InitFailure | None:
         if (ended := _ended(container)) is not None and ended.exit_code:
             return InitFailure(str(container.get("name", "")), ended.exit_code, ended.reason)
     return None
+
+
+def _init_running(status: Object, conditions: Mapping[str, Object]) -> str:
+    """The last one that runs: what stands before it is done, or is a sidecar that has started."""
+    if conditions.get("Initialized", {}).get("status") != "False":
+        return ""
+    found = (item for item in status.get("initContainerStatuses") or () if (item.get("state") or {}).get("running"))
+    return next((str(item.get("name", "")) for item in reversed(list(found))), "")
 
 
 def _all_exited(status: Object) -> bool:

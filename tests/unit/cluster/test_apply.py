@@ -25,6 +25,7 @@ from ddpjob_operator.core.values.actions import (
     CreateService,
     DeletePod,
     DeletePodGroup,
+    Event,
     PointService,
     ReadLog,
     ReadWarnings,
@@ -301,6 +302,21 @@ async def test_a_pod_that_a_policy_has_relabelled_is_deleted_since_no_watch_woul
         assert refused.problem.reason == "AdmissionDenied"
         assert lacking in refused.problem.message
     assert bool(cache.observed(Owner("ns", "job-1")).creations) is not bool(lacking)
+
+
+@pytest.mark.parametrize(("given", "says"), [(50, True), (60, False), (90, False), (None, False)])
+async def test_a_policy_that_takes_time_to_leave_away_is_told(
+    server: Server, client: Client, given: int | None, *, says: bool
+) -> None:
+    """Kyverno's mutate-large-termination-gps makes 50 s of all that is more: the ranks count on what they asked for."""
+    told = list[Event]()
+    action = CreatePod("digits-0-1", 0, 1, WANTED | {"spec": {"terminationGracePeriodSeconds": 60}})
+    server.answers = [ok(pod(labels=LABELS) | {"spec": {"terminationGracePeriodSeconds": given}})]
+    assert await Applier(client, Cache(), lambda _, event: told.append(event)).carry_out(JOB, [action]) is None
+    assert [event.reason for event in told] == (["GraceShortened"] if says else [])
+    if says:
+        assert "from 60 to 50" in told[0].message
+        assert "shutdownSeconds to 35 or less" in told[0].message
 
 
 async def test_a_pod_that_was_there_may_have_another_place_but_must_be_seen(server: Server, client: Client) -> None:

@@ -36,6 +36,18 @@ def test_a_name_that_is_about_to_be_free_asks_for_nothing(metadata: dict[str, st
         (503, f"{WEBHOOK}the inventory does not answer", "AdmissionFailed"),
         (429, f"{WEBHOOK}the inventory is busy", "AdmissionFailed"),
         (500, 'Internal error occurred: failed calling webhook "a": no endpoints', "AdmissionFailed"),
+        (
+            500,
+            "pod tolerations (possibly merged with namespace default tolerations) conflict with its namespace "
+            "whitelist",
+            "AdmissionDenied",
+        ),
+        (
+            500,
+            "Internal error occurred: add operation does not apply: doc is missing path: "
+            '"/metadata/annotations/injected": missing value',
+            "AdmissionFailed",
+        ),
         (422, f"{POLICY}no team", "AdmissionDenied"),
         (403, f"{POLICY}no team", "AdmissionDenied"),
         (413, f"{POLICY}too large", "AdmissionDenied"),

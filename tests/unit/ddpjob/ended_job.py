@@ -44,7 +44,8 @@ class Api:
         elif "/persistentvolumeclaims/" in path and name in self.claims:
             found = {"metadata": {"name": name, "namespace": "default", "uid": "c", "annotations": self.claims[name]}}
         elif name in self.readers:
-            ended = {"name": "logs", "state": {"terminated": {"exitCode": self.code}}}
+            role = self.readers[name]["spec"]["containers"][0]["name"]
+            ended = {"name": role, "state": {"terminated": {"exitCode": self.code}}}
             found = self.readers[name] | {"status": {"phase": "Succeeded", "containerStatuses": [ended]}}
         elif path == f"{PREFIX}/pods" or path.endswith("/ddpjobs"):
             found = {"metadata": {"resourceVersion": "1"}, "items": []}

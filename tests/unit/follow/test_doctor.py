@@ -175,6 +175,10 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("admission", {"refusals": {JOBS: UNREAD, PODS: "no root"}}, PROBLEM, "the pod of a job is refused"),
         ("admission", {"refusals": {JOBS: UNREAD, PODS: ""}}, UNKNOWN, "no right to"),
         ("admission", {"refusals": {JOBS: "", PODS: UNREAD}}, OK, "a job is taken in a dry run; its pod was not tried"),
+        ("mesh", {"space": UNREAD}, UNKNOWN, "no right to"),
+        ("mesh", {"space": {"metadata": {"labels": {"istio-injection": "disabled"}}}}, OK, "nothing says"),
+        ("mesh", {"space": {"metadata": {"labels": {"istio.io/dataplane-mode": "ambient"}}}}, WARNING, "=ambient"),
+        ("mesh", {"space": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}}, WARNING, "=enabled"),
         ("pod security", {"space": None}, PROBLEM, "there is no namespace ml"),
         ("pod security", {"space": UNREAD}, UNKNOWN, "no right to"),
         ("quota", {"quotas": (quota({"pods": "4"}, {"pods": "4"}),)}, PROBLEM, "nothing is left of pods"),
@@ -278,11 +282,14 @@ def test_what_would_stop_a_job_is_found(check: str, changed: Mapping[str, Any], 
     assert bool(finding.fix) is (level in (PROBLEM, WARNING)) or level is UNKNOWN
 
 
-def test_what_is_tried_is_a_job_that_names_nothing_and_its_pod_without_an_owner() -> None:
+def test_what_is_tried_is_a_job_that_names_nothing_and_its_pod() -> None:
     job, pod = trial_job("ml"), trial_pod("ml", IMAGE)
     assert check(job, Path.cwd()).job.spec.nodes == 1
     assert (pod["metadata"]["namespace"], pod["spec"]["containers"][0]["image"]) == ("ml", IMAGE)
-    assert not pod["metadata"].keys() & {"ownerReferences", "finalizers"}, "of a job that is not there"
+    assert "finalizers" not in pod["metadata"], "of a job that is not there"
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["controller"]) == ("DDPJob", True), "policies refuse bare pods"
+    assert not owner["blockOwnerDeletion"], "which would take a right of its own"
     assert pod["metadata"]["labels"].items() >= {LABEL_MANAGED_BY: MANAGED_BY}.items(), "policies select by it"
 
 
@@ -302,7 +309,7 @@ def test_what_may_not_be_read_names_the_right_and_stops_no_other_check() -> None
     hidden = {name: UNREAD for name in Facts.__slots__ if name not in readable}
     findings = examine(replace(HEALTHY, **hidden, refusals={JOBS: UNREAD, PODS: UNREAD}))
     assert {finding.level for finding in findings} == {OK, UNKNOWN}
-    assert summary(findings) == "0 problems, 0 warnings, 12 unknown"
+    assert summary(findings) == "0 problems, 0 warnings, 13 unknown"
 
 
 def test_the_rights_are_those_of_the_chart_s_role() -> None:

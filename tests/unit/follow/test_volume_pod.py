@@ -11,7 +11,7 @@ import pytest
 from ddpjob_operator.follow import volume_pod
 from ddpjob_operator.runtime.errors import ApiError
 
-MANIFEST = {"metadata": {"generateName": "digits-snapshots-"}}
+MANIFEST = {"metadata": {"generateName": "digits-snapshots-"}, "spec": {"containers": [{"name": "snapshots"}]}}
 
 
 class Pods:
@@ -29,6 +29,7 @@ class Pods:
 
     async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
         """The connection breaks after every line that is new."""
+        assert query["container"] == "snapshots"
         for number, line in enumerate(self.log):
             stamp = f"2030-01-01T12:00:0{number}Z"
             if stamp >= query.get("sinceTime", ""):
@@ -73,6 +74,14 @@ async def test_the_pods_log_and_exit_code_are_those_of_the_command() -> None:
     assert said == ["step 20: ok", "step 10: BAD,  [2Jgone"]
     assert notes == ["waiting for pod digits-snapshots-x: ErrImagePull: no such image"]
     assert pods.deleted == 1
+
+
+async def test_a_container_that_a_webhook_has_injected_is_not_the_command() -> None:
+    """An API server wants to know which one where there are several; the kubelet sorts them by name."""
+    proxy = {"name": "istio-proxy", "state": {"terminated": {"exitCode": 137}}}
+    over = ended(3) | {"phase": "Running"}
+    over["containerStatuses"].insert(0, proxy)
+    assert await run(Pods({"phase": "Running", "containerStatuses": [proxy]}, over, log=("step 20: ok",))) == 3
 
 
 @pytest.mark.parametrize(

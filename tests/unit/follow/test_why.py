@@ -206,6 +206,9 @@ def test_pods_that_wait_for_the_same_are_said_once_and_the_others_by_name() -> N
     assert f"digits-0-0, digits-0-1, digits-0-2 and 2 more: Unschedulable: {full}" in text
     assert "digits-0-5: starting on node worker-1" in text
     assert "digits-0-6" not in text
+    held = waiting_pod("digits-0-5", node_name="worker-1", init_running="vault-agent-init")
+    text = why(seen(held, phase="Starting")).text()
+    assert "digits-0-5: starting on node worker-1: its init container vault-agent-init runs" in text
 
 
 def test_the_newest_warning_of_each_object_and_reason_is_shown() -> None:

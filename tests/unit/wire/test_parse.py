@@ -423,6 +423,26 @@ def test_the_init_container_that_failed_is_named_and_no_sidecar_that_ended_with_
     assert parse_pod(pod({"initContainerStatuses": ended[:1]})).init_failure is None
 
 
+@pytest.mark.parametrize(
+    ("initialized", "states", "name"),
+    [
+        pytest.param("False", ("terminated", "running", "waiting"), "vault-agent-init", id="it never ends"),
+        pytest.param("False", ("running", "waiting", "waiting"), "istio-proxy", id="a native sidecar is not ready"),
+        pytest.param("False", ("running", "running", "waiting"), "vault-agent-init", id="one before it is"),
+        pytest.param("False", ("waiting", "waiting", "waiting"), "", id="an image is pulled"),
+        pytest.param("True", ("running", "terminated", "terminated"), "", id="all are done, and a sidecar goes on"),
+    ],
+)
+def test_the_init_container_that_keeps_the_trainer_waiting_is_known(
+    initialized: str, states: tuple[str, ...], name: str
+) -> None:
+    """A vault agent that may not log in tries for ever, and neither the pod's status nor an event has a reason."""
+    names = ("istio-proxy", "vault-agent-init", "fetch")
+    found = [{"name": item, "state": {state: {"a": 0}}} for item, state in zip(names, states, strict=True)]
+    conditions = [{"type": "Initialized", "status": initialized, "reason": "ContainersNotInitialized"}]
+    assert parse_pod(pod({"conditions": conditions, "initContainerStatuses": found})).init_running == name
+
+
 BEGUN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CONDITION = {"type": "Running", "status": "True", "reason": "GangRunning", "lastTransitionTime": "2026-01-02T03:04:05Z"}
 

@@ -242,7 +242,7 @@ def _never_started(pod: PodView) -> tuple[str, str]:
     if init is None:
         return "PodFailed", f"pod {pod.name} failed"
     how = f"exited with code {init.exit_code}" + (f" ({init.reason})" if init.reason not in ("", "Error") else "")
-    return "InitContainerFailed", f"pod {pod.name}: init container {init.container} of podTemplate {how}"
+    return "InitContainerFailed", f"pod {pod.name}: init container {init.container} {how}"
 
 
 def end_of_restarted_node(pod: PodView) -> Failure | None:

@@ -30,7 +30,8 @@ ADVICE: dict[str, str] = {
     "RendezvousFailed": "Not all ranks joined in time: check that pods can reach each other on port 29500.",
     "LiveRecoveryFailed": "The next attempt starts in place from the last snapshot. If it recurs, use scope InPlace.",
     "StartError": "The container did not start: check that the image contains python and the package ddp_trainer.",
-    "InitContainerFailed": "The trainer was not started: read the log of that container, and correct podTemplate.",
+    "InitContainerFailed": "The trainer was not started: read the log of that container. One that podTemplate does not "
+    "have was injected by a webhook, such as a service mesh's: ask its administrator.",
     "PodDeleted": "The pod was deleted. Training resumes from the last snapshot.",
     "Evicted": "The node ran out of a resource: set resources.requests to the actual usage of the job.",
     "StorageLimitExceeded": "The pod wrote too much to its node's disk: write to /mnt/shared, or raise "

@@ -201,8 +201,8 @@ _RANKS = (
     Symptom(
         r"gloo connectfullmesh failed",
         "",
-        "gloo could not connect to another rank: check that pods reach each other on all ports (NetworkPolicies), and "
-        "GLOO_SOCKET_IFNAME.",
+        "gloo could not connect to another rank: check that pods reach each other on all ports (NetworkPolicies), that "
+        "no service mesh is between them, and GLOO_SOCKET_IFNAME.",
         of=GENERAL | LOST,
     ),
     Symptom(
@@ -267,7 +267,8 @@ _RANKS = (
     Symptom(
         r"ncclremoteerror|remote process exited or there was a network error",
         "",
-        "NCCL lost another rank: check the other pods; if none failed, NCCL_SOCKET_IFNAME and the network.",
+        "NCCL lost another rank: check the other pods; if none failed, NCCL_SOCKET_IFNAME and the network, such as a "
+        "service mesh between the pods.",
         of=GENERAL | LOST,
     ),
     Symptom(

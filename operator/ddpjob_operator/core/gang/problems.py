@@ -114,6 +114,11 @@ HINTS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "AdmissionDenied",
+        r"service account volume mount",
+        "Set automountServiceAccountToken: true in podTemplate.spec; pods of a job have no token unless it says so.",
+    ),
+    (
+        "AdmissionDenied",
         r"",
         "Change the spec so that the admission policy accepts it, or ask the policy's administrator.",
     ),
@@ -126,6 +131,11 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         "TooLarge",
         r"",
         "Shorten args, env or podTemplate; long content belongs on the volume, in a ConfigMap or in spec.code.",
+    ),
+    (
+        "Forbidden",
+        r'violates PodSecurity.*"(istio|linkerd)-init"',
+        "The init container of a service mesh does: keep the pods out of the mesh, or use the mesh's CNI plugin.",
     ),
     (
         "Forbidden",

@@ -7,12 +7,14 @@ the next attempt; what it may use at most is what the failed pod might.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ddpjob_operator.core.manifests.bounds import amount
+from ddpjob_operator.core.manifests.code import VOLUME as CODE
 from ddpjob_operator.core.manifests.placement import REQUIRED
+from ddpjob_operator.core.manifests.shared import VOLUME as SHARED
 from ddpjob_operator.core.manifests.short_lived import LEAST, short_lived_metadata
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
@@ -28,8 +30,7 @@ _FROM_POD = (
 _FROM_CONTAINER = (
     "env", "envFrom", "image", "imagePullPolicy", "securityContext", "volumeDevices", "volumeMounts", "workingDir"
 )  # fmt: skip
-_TOKEN = "kube-api-access-"  # noqa: S105 - the prefix of a volume's name
-"""Volumes that the API server adds to pods, and would add again."""
+_OURS = frozenset({"assignment", "shm", "tmp", CODE, SHARED})
 _CORDONED = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
 """A node on which pods fail is often cordoned until somebody has looked."""
 
@@ -51,12 +52,13 @@ def build_debug_pod(job: Job, failed: Manifest, visit: Visit) -> Manifest:
     given = failed["spec"]
     spec: Manifest = {name: given[name] for name in _FROM_POD if name in given}
     trainer = next(item for item in given["containers"] if item["name"] == TRAINER_CONTAINER)
+    names = _volumes(job)
     spec |= {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": visit.seconds,
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "containers": [_container(trainer, visit)],
-        "volumes": [item for item in given.get("volumes") or () if not _is_token(item)],
+        "containers": [_container(trainer, visit, names)],
+        "volumes": [item for item in given.get("volumes") or () if item.get("name") in names],
     }
     if visit.node is not None:
         spec["tolerations"] = [*(given.get("tolerations") or ()), _CORDONED]
@@ -68,14 +70,23 @@ def build_debug_pod(job: Job, failed: Manifest, visit: Visit) -> Manifest:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": short_lived_metadata(job, ROLE), "spec": spec}
 
 
-def _container(trainer: Manifest, visit: Visit) -> Manifest:
+def _volumes(job: Job) -> frozenset[str]:
+    """Names of the volumes that the operator and the podTemplate give a pod. The API server and webhooks add others,
+    and would add them again: two of one name are refused.
+    """
+    template = job.spec.pod_template
+    given = ((template.spec if template else None) or {}).get("volumes") or ()
+    return _OURS | {str(item.get("name")) for item in given}
+
+
+def _container(trainer: Manifest, visit: Visit, volumes: frozenset[str]) -> Manifest:
     """It keeps the name, to which fields of the environment and of volumes may refer."""
     kept = {name: trainer[name] for name in _FROM_CONTAINER if name in trainer}
     mounts: Iterable[Manifest] = trainer.get("volumeMounts") or ()
     return kept | {
         "name": TRAINER_CONTAINER,
         "command": ["sleep", str(visit.seconds)],
-        "volumeMounts": [item for item in mounts if not _is_token(item)],
+        "volumeMounts": [item for item in mounts if item.get("name") in volumes],
         "resources": _resources(trainer.get("resources") or {}, visit),
     }
 
@@ -92,11 +103,6 @@ def _resources(given: Manifest, visit: Visit) -> Manifest:
 
 def _smaller(least: str, limit: Any) -> Any:
     return least if limit is None or amount(least) <= amount(limit) else limit
-
-
-def _is_token(item: Mapping[str, Any]) -> bool:
-    """Whether a volume, or the mount of one, holds the token of the service account."""
-    return str(item.get("name", "")).startswith(_TOKEN)
 
 
 def _only(node: str) -> Manifest:

@@ -11,17 +11,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
+from ddpjob_operator.core.manifests.pods import users_labels
 from ddpjob_operator.core.values.job import Job, Manifest
-from ddpjob_operator.core.values.names import LABEL_ROLE, dns_label
+from ddpjob_operator.core.values.names import KUEUE_DOMAIN, LABEL_ROLE, dns_label
 
 LEAST = {"cpu": "100m", "memory": "256Mi"}
 """What such a pod requests. Namespaces with a quota refuse pods that name nothing."""
 
 
 def short_lived_metadata(job: Job, role: str) -> Manifest:
-    """Of a pod with this role, which is also in its name."""
+    """Of a pod with this role, which is also in its name.
+
+    It has the labels and annotations of the podTemplate: those say to webhooks what to inject and what not, and
+    policies may ask for them. A queue is not for it.
+    """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
-    return _metadata(job.namespace, role, owner)
+    metadata, template = _metadata(job.namespace, role, owner), job.spec.pod_template
+    given = users_labels(template).items()
+    labels = {name: value for name, value in given if not name.startswith(f"{KUEUE_DOMAIN}/")}
+    annotations = (template.metadata.annotations if template and template.metadata else None) or {}
+    return metadata | {"labels": labels | metadata["labels"]} | ({"annotations": annotations} if annotations else {})
 
 
 def claim_metadata(claim: Mapping[str, Any], role: str) -> Manifest:

@@ -14,7 +14,7 @@ from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.gang.members import awaits_data, members, starting_since
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.observed import PodPhase
+from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 ACTIVE = "DeadlineExceeded"
 STARTUP = "StartupDeadlineExceeded"
@@ -120,6 +120,11 @@ def _last_problem(look: Look) -> str:
         return "all pods run, but their ranks have not met"
     pods = members(look)
     running = sum(pod.running for pod in pods)
-    waiting = [f"{pod.name}: {pod.message or pod.reason}" for pod in pods if pod.reason]
+    waiting = [f"{pod.name}: {said}" for pod in pods if (said := _waits_for(pod))]
     total = look.status.nodes.total or look.job.spec.nodes
     return "; ".join([f"{running} of {total} pods run", *waiting])
+
+
+def _waits_for(pod: PodView) -> str:
+    running = f"its init container {pod.init_running} runs" if pod.init_running else ""
+    return pod.message or pod.reason or running

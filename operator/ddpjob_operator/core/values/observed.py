@@ -100,6 +100,8 @@ class PodView:
     termination: Termination | None = None
     """How its trainer ended. A sidecar may go on."""
     init_failure: InitFailure | None = None
+    init_running: str = ""
+    """The init container, or native sidecar that is not ready yet, which the trainer waits for while it runs."""
     exited: bool = False
     """Whether every container has exited. Since Kubernetes 1.27 a kubelet reports that while the phase is still
     Running; the phase follows a moment later.

@@ -29,15 +29,16 @@ def trial_job(namespace: str) -> Manifest:
 
 
 def trial_pod(namespace: str, image: str | None) -> Manifest:
-    """Node rank 0 of that job as the operator makes it, but without an owner: there is none in a dry run."""
+    """Node rank 0 of that job as the operator makes it. Its owner is not there, which an API server does not look at;
+    but policies refuse pods without one.
+    """
     content = trial_job(namespace)
     born = {"uid": _NO_UID, "creationTimestamp": datetime.now(UTC).replace(microsecond=0).isoformat()}
     job = parse_job(content | {"metadata": content["metadata"] | born})
     admitted = admit(job, Defaults(trainer_image=image or _IMAGE))
     assert isinstance(admitted, Admitted), admitted
     pod = build_pod(admitted, Place(0, 0, ServiceView(host=service_name(job.name), attempt=0)))
-    of_no_job = {key: value for key, value in pod["metadata"].items() if key not in ("ownerReferences", "finalizers")}
-    return pod | {"metadata": of_no_job}
+    return pod | {"metadata": {key: value for key, value in pod["metadata"].items() if key != "finalizers"}}
 
 
 def admission(facts: Facts) -> Finding:

@@ -8,12 +8,12 @@ from ddpjob_operator.follow.doctor.findings import Finding
 from ddpjob_operator.follow.doctor.namespace import limits, pod_security, quota
 from ddpjob_operator.follow.doctor.nodes import clock, gpus, image, nodes
 from ddpjob_operator.follow.doctor.operator import api, operator, rights
-from ddpjob_operator.follow.doctor.policies import network, webhooks
+from ddpjob_operator.follow.doctor.policies import mesh, network, webhooks
 from ddpjob_operator.follow.doctor.storage import storage
 
 CHECKS = (
     api, rights, operator, webhooks, admission, pod_security, quota, limits, storage, nodes, gpus, image, network,
-    clock,
+    mesh, clock,
 )  # fmt: skip
 
 

@@ -18,7 +18,29 @@ OF_A_POD = {LABEL_MANAGED_BY: MANAGED_BY} | {
 """Labels of a pod of a job that does not exist yet, without those of its podTemplate."""
 _SENT = (("", "pods"), ("", "services"), ("", "persistentvolumeclaims"), (DOMAIN, "ddpjobs"))
 """Group and resource of what is created for every job."""
+_MESH = ("istio-injection", "istio.io/rev", "istio.io/dataplane-mode")
+_LINKERD = "linkerd.io/inject"
 _ALL_NETWORKS = ("0.0.0.0/0", "::/0")
+
+
+def mesh(facts: Facts) -> Finding:
+    """Whether a service mesh takes in what runs in the namespace: its proxy stands between the ranks."""
+    if isinstance(facts.space, Unread):
+        return unknown("mesh", facts.space)
+    metadata = (facts.space or {}).get("metadata") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    signs = [f"{key}={labels[key]}" for key in _MESH if labels.get(key) not in (None, "disabled", "none")]
+    if (value := annotations.get(_LINKERD)) in ("enabled", "ingress"):
+        signs.append(f"{_LINKERD}={value}")
+    if not signs:
+        return ok("mesh", f"nothing says that namespace {facts.namespace} is part of a service mesh")
+    return warning(
+        "mesh",
+        f"namespace {facts.namespace} is part of a service mesh ({', '.join(signs)}), whose proxies stand between the "
+        "ranks of a job, and between them and the operator",
+        'keep jobs out of it by podTemplate.metadata: labels sidecar.istio.io/inject: "false" and '
+        "istio.io/dataplane-mode: none, or the annotation linkerd.io/inject: disabled",
+    )
 
 
 def network(facts: Facts) -> Finding:

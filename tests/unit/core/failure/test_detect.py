@@ -475,7 +475,7 @@ def test_an_init_container_that_failed_is_the_reason_and_not_the_node() -> None:
     pod = make_pod(0, "Failed", init_failure=InitFailure("fetch", 3, "Error"))
     (failure,) = find_failures([pod], [], NOW)
     assert (failure.reason, failure.exit_code) == ("InitContainerFailed", 3)
-    assert failure.message == "pod digits-0-0: init container fetch of podTemplate exited with code 3"
+    assert failure.message == "pod digits-0-0: init container fetch exited with code 3"
     diagnosis = diagnose(failure)
     assert "podTemplate" in diagnosis.advice
     assert not diagnosis.node_suspect

@@ -126,8 +126,20 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
         ("InvalidImageName", "couldn't parse image reference", "Correct the image name"),
         ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it"),
         ("AdmissionDenied", 'admission webhook "a" denied the request: no', "policy"),
+        (
+            "AdmissionDenied",
+            'admission webhook "vault.hashicorp.com" denied the request: error creating new agent sidecar: failed to '
+            "find service account volume mount",
+            "automountServiceAccountToken: true",
+        ),
         ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not respond"),
         ("Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', "securityContext"),
+        (
+            "Forbidden",
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest": unrestricted capabilities (container '
+            '"istio-init" must not include "NET_ADMIN", "NET_RAW" in securityContext.capabilities.add)',
+            "keep the pods out of the mesh",
+        ),
         ("Forbidden", "pods is forbidden: no PriorityClass with name high was found", "priorityClassName"),
         ("Forbidden", "maximum memory usage per Container is 1Gi, but limit is 8Gi", "LimitRange"),
         ("Forbidden", "memory max limit to request ratio per Container is 2, but provided ratio is 4.0", "LimitRange"),

@@ -80,6 +80,18 @@ def test_it_has_the_failed_pod_s_image_environment_and_volumes() -> None:
     assert debug_pod()["spec"]["serviceAccountName"] == "trainer"
 
 
+def test_a_webhook_that_has_injected_volumes_may_do_so_again() -> None:
+    """Linkerd's appends its own to every pod, and the API server refuses two of one name."""
+    mine = {"name": "data", "emptyDir": {}}
+    admitted, failed = trainer_pod(podTemplate={"spec": TEMPLATE | {"volumes": [mine]}})
+    spec = failed["spec"]
+    made = build_debug_pod(admitted.job, failed, Visit(1800, None))["spec"]
+    spec["volumes"] += [{"name": "linkerd-identity-end-entity", "emptyDir": {"medium": "Memory"}}]
+    spec["containers"][0]["volumeMounts"].append({"name": "vault-secrets", "mountPath": "/vault/secrets"})
+    assert build_debug_pod(admitted.job, failed, Visit(1800, None))["spec"] == made
+    assert mine in made["volumes"]
+
+
 def test_neither_operator_nor_service_nor_network_policy_takes_it_for_a_pod_of_the_gang() -> None:
     admitted, _ = trainer_pod()
     metadata = debug_pod()["metadata"]

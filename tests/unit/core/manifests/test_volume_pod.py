@@ -59,6 +59,17 @@ def test_the_operator_does_not_take_it_for_a_pod_of_the_gang_and_it_goes_with_th
     assert [owner["name"] for owner in made["metadata"]["ownerReferences"]] == ["digits"]
 
 
+def test_webhooks_and_policies_see_what_the_pod_template_says_to_them_and_no_queue_does() -> None:
+    """Such as to keep a proxy out, to mount a bucket, or whose cost it is. Without them it may not be taken at all."""
+    labels = {"sidecar.istio.io/inject": "false", "team": "a", "kueue.x-k8s.io/queue-name": "gpus"}
+    annotations = {"linkerd.io/inject": "disabled", "gke-gcsfuse/volumes": "true"}
+    made = pod(podTemplate={"metadata": {"labels": labels, "annotations": annotations}})
+    mine = {"training.ddpjob.io/role": "snapshots", "sidecar.istio.io/inject": "false", "team": "a"}
+    assert made["metadata"]["labels"] == mine
+    assert made["metadata"]["annotations"] == annotations
+    assert owner_of(made) is None
+
+
 def test_it_is_placed_as_the_gang_may_be_and_takes_no_gpu() -> None:
     template = {
         "nodeSelector": {"pool": "gpu"},
