@@ -231,6 +231,7 @@ FAILURES = (
     Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
     Reason("Disrupted", "", "The cluster, or Kueue, ended a pod for the reason in the message. A disruption."),
     Reason("NodeTainted", "", "A pod ended in order, or was not admitted, for a taint of its node. A disruption."),
+    Reason("DeviceTainted", "", "A pod was deleted for a taint of a device of its claim (DRA). A disruption."),
     Reason("NodeRebooted", "", "A node came back without the pods that ran there. A disruption."),
     Reason("NodeLost", "", "A node was NotReady for restart.nodeLostSeconds, or is gone. A disruption."),
     Reason("Terminated", "", "The node is shutting down. A disruption."),

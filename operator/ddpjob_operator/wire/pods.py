@@ -42,6 +42,13 @@ def _only(*anything: str, **fields: CoreSchema) -> CoreSchema:
     return typed_dict_schema({name: typed_dict_field(schema, required=False) for name, schema in known.items()})
 
 
+_CONSUMES = (
+    "autoscaling.x-k8s.io/consume-provisioning-request",
+    "cluster-autoscaler.kubernetes.io/consume-provisioning-request",
+)
+"""Annotations that Kueue gives the pods of a group whose capacity was provisioned; the second one is the older name."""
+_HOSTNAME = "kubernetes.io/hostname"
+
 _METADATA = _only(
     "name",
     "namespace",
@@ -53,8 +60,9 @@ _METADATA = _only(
     "labels",
     "ownerReferences",
     "finalizers",
+    annotations=_only(*_CONSUMES),
 )
-_POD = _only("status", metadata=_METADATA, spec=_only("nodeName"))
+_POD = _only("status", metadata=_METADATA, spec=_only("nodeName", nodeSelector=_only(_HOSTNAME)))
 _LIST = SchemaValidator(_only("metadata", items=list_schema(_POD)))
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
@@ -91,6 +99,7 @@ def parse_pod(obj: Object) -> PodView:
         ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         nodes=_number(labels.get(LABEL_NODES)),
         group=str(labels.get(LABEL_GROUP) or labels.get(KUEUE_GROUP) or ""),
+        reserved=_is_reserved(metadata, spec),
         let_go=_let_go(metadata, conditions),
         sync=str(labels.get(LABEL_SYNC) or ""),
         scheduled=conditions.get("PodScheduled", {}).get("status") == "True" or bool(spec.get("nodeName")),
@@ -109,6 +118,7 @@ def parse_pod(obj: Object) -> PodView:
         termination=_termination(status),
         init_failure=_init_failure(status),
         init_running=_init_running(status, conditions),
+        began=any(_was_made(item) for item in _containers(status)),
         exited=_all_exited(status),
     )
 
@@ -121,6 +131,12 @@ def _let_go(metadata: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
     gated = conditions.get("PodScheduled", {}).get("reason") == "SchedulingGated"
     held = f"{KUEUE_DOMAIN}/managed" in (metadata.get("finalizers") or ())
     return managed and gated and not held and "deletionTimestamp" not in metadata
+
+
+def _is_reserved(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Kueue adds both as it admits the pod."""
+    annotations = metadata.get("annotations") or {}
+    return any(annotations.get(name) for name in _CONSUMES) or _HOSTNAME in (spec.get("nodeSelector") or {})
 
 
 def is_held(obj: Object) -> bool:
@@ -197,6 +213,8 @@ def _problem(status: Object, conditions: Mapping[str, Object]) -> tuple[str, str
     """Why a pod does not run, as the kubelet or the scheduler says."""
     if status.get("reason"):
         return str(status["reason"]), str(status.get("message", ""))
+    if PodPhase(status.get("phase") or PodPhase.PENDING).final:
+        return "", ""  # what it waited for before is not why it ended
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason", "") not in _QUIET_WAITING:
@@ -252,8 +270,11 @@ def deletion_began(obj: Object) -> datetime | None:
 
 
 def _disruption(conditions: Mapping[str, Object]) -> tuple[str, str]:
-    """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget)."""
-    targets = (conditions.get(name, {}) for name in ("DisruptionTarget", "TerminationTarget"))
+    """Why the control plane ends the pod (condition DisruptionTarget, KEP-3329), or Kueue (TerminationTarget, and
+    TerminatedByKueue of one that waits for a node of a topology which has got a taint).
+    """
+    names = ("DisruptionTarget", "TerminationTarget", "TerminatedByKueue")
+    targets = (conditions.get(name, {}) for name in names)
     found: Object = next((target for target in targets if target.get("status") == "True"), {})
     return str(found.get("reason", "")), str(found.get("message", ""))
 
@@ -285,9 +306,23 @@ def _all_exited(status: Object) -> bool:
     return bool(containers) and all((item.get("state") or {}).get("terminated") for item in containers)
 
 
+def _containers(status: Object) -> Iterable[Object]:
+    return (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+
+
+def _was_made(container: Object) -> bool:
+    """Whether the runtime has, or had, a container. Of a pod that is deleted before, the kubelet says none the less
+    that one has ended (`TerminatePod` in pkg/kubelet/status), as ContainerStatusUnknown.
+    """
+    ended = (container.get("state") or {}).get("terminated") or {}
+    if ended.get("reason") == "ContainerStatusUnknown":
+        return bool(container.get("containerID") or container.get("lastState"))
+    return bool(ended or container.get("containerID") or (container.get("state") or {}).get("running"))
+
+
 def _ended(container: Object) -> Termination | None:
     ended = (container.get("state") or {}).get("terminated")
-    if not ended:
+    if not ended or not _was_made(container):
         return None
     return Termination(
         exit_code=ended.get("exitCode", 1),

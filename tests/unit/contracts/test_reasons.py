@@ -35,7 +35,7 @@ KUBERNETES = frozenset([
     "NetworkPolicy", "Never", "NoExecute", "NoSchedule", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim",
     "Pod", "PodGroup",
     "PodInitializing", "PodScheduled", "Ready", "RuntimeDefault", "SELinux", "ScheduleAnyway", "Seccomp", "Service",
-    "Sysctls", "TaintToleration", "TerminationTarget", "True", "Volcano", "Warning",
+    "Sysctls", "TaintToleration", "TerminatedByKueue", "TerminationTarget", "True", "Volcano", "Warning",
 ])  # fmt: skip
 """Kinds, fields and values of Kubernetes that are no reasons of ours."""
 

@@ -341,13 +341,50 @@ def test_a_silent_node_shows_in_a_pod_that_is_not_ready_though_its_containers_ar
 
 
 @pytest.mark.parametrize("status", ["True", "False"])
-@pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget"])
+@pytest.mark.parametrize("kind", ["DisruptionTarget", "TerminationTarget", "TerminatedByKueue"])
 def test_a_disruption_of_the_control_plane_or_of_a_queue_is_named(kind: str, status: str) -> None:
     target = {"type": kind, "status": status, "reason": "PreemptionByScheduler", "message": "for a higher priority"}
     view = parse_pod(pod({"conditions": [target]}))
     assert view is not None
     named = ("PreemptionByScheduler", "for a higher priority") if status == "True" else ("", "")
     assert (view.disruption, view.disruption_message) == named
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_what_a_pod_waited_for_is_not_why_it_ended(phase: str) -> None:
+    waits = container({"waiting": {"reason": "ImagePullBackOff"}})
+    view = parse_pod(pod({"phase": phase, "conditions": [UNSCHEDULABLE], "containerStatuses": [waits]}))
+    assert view is not None
+    assert (view.reason, view.message) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("known", "began"),
+    [({}, False), ({"lastState": {"terminated": {"exitCode": 137}}}, True), ({"containerID": "containerd://1"}, True)],
+)
+def test_a_container_that_was_never_made_has_no_end(known: dict[str, Any], began: bool) -> None:
+    over = container({"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}) | known
+    view = parse_pod(pod({"phase": "Failed", "containerStatuses": [over]}))
+    assert view is not None
+    assert (view.began, view.termination is not None) == (began, began)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "spec", "reserved"),
+    [
+        ({}, {}, False),
+        ({"autoscaling.x-k8s.io/consume-provisioning-request": "digits-1"}, {}, True),
+        ({"cluster-autoscaler.kubernetes.io/consume-provisioning-request": "digits-1"}, {}, True),
+        ({}, {"nodeSelector": {"kubernetes.io/hostname": "node-3"}}, True),
+        ({}, {"nodeSelector": {"pool": "gpus"}}, False),
+    ],
+)
+def test_a_pod_that_kueue_holds_to_what_its_group_was_admitted_with(
+    annotations: dict[str, str], spec: dict[str, Any], reserved: bool
+) -> None:
+    view = parse_pod(pod({}, annotations=annotations) | {"spec": spec})
+    assert view is not None
+    assert view.reserved == reserved
 
 
 def test_a_pod_has_been_scheduled_once_it_has_a_node() -> None:
@@ -362,11 +399,11 @@ def test_of_a_listed_pod_nothing_is_decoded_that_is_not_read() -> None:
     large["spec"] = {"nodeName": "node-1", "containers": [{"name": "trainer"}]}
     (found,) = pods.decode_pods(json.dumps({"kind": "PodList", "metadata": {}, "items": [large]}).encode())["items"]
     assert found == {
-        "metadata": {name: large["metadata"][name] for name in found["metadata"]},
+        "metadata": {name: large["metadata"][name] for name in found["metadata"]} | {"annotations": {}},
         "spec": {"nodeName": "node-1"},
         "status": {"phase": "Running"},
     }
-    assert found["metadata"].keys() == large["metadata"].keys() - {"managedFields", "annotations"}
+    assert found["metadata"].keys() == large["metadata"].keys() - {"managedFields"}
 
 
 def nested(levels: int) -> dict[str, Any]:

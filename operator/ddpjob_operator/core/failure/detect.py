@@ -50,12 +50,17 @@ OUT_OF_RESOURCE = "OutOfResource"
 NODE_LOST = "NodeLost"
 NODE_REBOOTED = "NodeRebooted"
 NODE_TAINTED = "NodeTainted"
+DEVICE_TAINTED = "DeviceTainted"
 NOT_READMITTED = "UnexpectedAdmissionError"
 """The kubelet's reason, after it has started again, for the end of a pod that ran: the device plugin has not registered
 yet (kubernetes/kubernetes#125579). Also for a pod that it refuses at first.
 """
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
-"""The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot."""
+"""The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot. A kubelet
+also removes the containers of a pod that it evicts, often before it has read how they ended
+(kubernetes/kubernetes#122160).
+"""
+_ENDED_BY_KUBELET = ("Evicted", "Preempting", "Terminated")
 
 DELETED_FOR_TAINT = "DeletionByTaintManager"
 DISRUPTED = "Disrupted"
@@ -63,12 +68,14 @@ _DISRUPTED = {
     "PreemptionByScheduler": PREEMPTED,
     "DeletionByPodGC": "NodeLost",
     DELETED_FOR_TAINT: NODE_TAINTED,
+    "DeletionByDeviceTaintManager": DEVICE_TAINTED,
     "EvictionByEvictionAPI": "Drained",
     "TerminationByKubelet": "Evicted",
     "WorkloadEvictedDueToPreempted": PREEMPTED,
+    "UnschedulableOnAssignedNode": NODE_TAINTED,
 }
-"""Our reason for each that the condition DisruptionTarget gives (KEP-3329), and Kueue's TerminationTarget. There are
-others, such as WorkloadEvictedDueToClusterQueueStopped: they say nothing of the node.
+"""Our reason for each that the condition DisruptionTarget gives (KEP-3329), and Kueue's TerminationTarget and
+TerminatedByKueue. There are others, such as WorkloadEvictedDueToClusterQueueStopped: they say nothing of the node.
 """
 
 
@@ -227,6 +234,8 @@ def _of_pod(pod: PodView, now: datetime) -> Failure | None:
         return None
     if pod.termination is not None:
         return _of_termination(pod, pod.termination)
+    if pod.deleting and pod.phase is PodPhase.FAILED and not pod.began:
+        return None  # it goes, and is created again
     if pod.phase is PodPhase.FAILED or (pod.deleting and not is_stopping(pod, now)):
         outside = _stopped_by(pod)
         reason, message = outside or _never_started(pod)
@@ -290,7 +299,8 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
     fenced_by = _fenced_by(report) if ended.exit_code == EXIT_FENCED else None
     if fenced_by is not None:
         reason, retry = STATUS_RESTORED, Retry.YES
-    only_a_trace = reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
+    forgotten = reason == NODE_REBOOTED and pod.phase is PodPhase.FAILED and pod.reason in _ENDED_BY_KUBELET
+    only_a_trace = forgotten or reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
     outside = _stopped_by(pod) if retry is Retry.YES and only_a_trace else None
     if outside:
         reason, message = outside

@@ -42,6 +42,8 @@ ADVICE: dict[str, str] = {
     "Disrupted": "The cluster, or a queue, ended the pod. Training resumes from the last snapshot. Of Kueue, kubectl "
     "describe workload says more.",
     "NodeTainted": "The node has a taint that the pod does not tolerate: see kubectl describe node.",
+    "DeviceTainted": "A GPU, or other device, of the pod has a taint: see the ResourceSlices of the node. Training "
+    "resumes with other devices from the last snapshot.",
     "NodeRebooted": "The node was restarted, or its container runtime. If nobody did, check its power and kernel log.",
     "NodeLost": "The node does not respond: check its kubelet, network and power.",
     "Terminated": "The node is shutting down. Training resumes on other nodes from the last snapshot.",

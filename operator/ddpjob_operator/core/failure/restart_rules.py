@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from ddpjob_operator.api.policies import Restart, RestartRule
 from ddpjob_operator.core.failure.detect import (
+    DEVICE_TAINTED,
     DISRUPTED,
     EXIT_FENCED,
     LEFT,
@@ -31,6 +32,7 @@ DISRUPTIONS = frozenset(
         "Drained",  # by the eviction API
         DISRUPTED,  # for another reason of the cluster's, or of Kueue's
         "NodeTainted",  # for a taint of its node, which ended it in order
+        DEVICE_TAINTED,  # for a taint of a device that it has by a resource claim (KEP-5055)
         "NodeLost",  # the node is silent, or gone
         "NodeRebooted",  # the node is back, and does not know the containers that ran there
         "Preempting",  # by the kubelet for a critical pod

@@ -15,6 +15,9 @@ from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import dns_label, group_name
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 
+RESERVED_SECONDS = 60.0
+"""How long a pod may find no node among what Kueue holds it to, while others of its group run."""
+
 
 def group_of(look: Look, pods: Iterable[PodView]) -> str:
     """That of these pods of the gang; the attempt's own where they have none that takes others."""
@@ -42,8 +45,32 @@ def takes_others(look: Look, kept: Collection[PodView]) -> bool:
     group, uids, allowed = _open_group(look, kept), {pod.uid for pod in kept}, patience(look)
     others = [pod for pod in look.observed.pods if pod.group == group and pod.uid not in uids and _counts(pod)]
     return group != "" and not any(
-        has_succeeded(pod) or is_lost(pod, allowed, look.now) or _is_overdue(look, pod) for pod in others
+        has_succeeded(pod) or is_lost(pod, allowed, look.now) or _is_overdue(look, pod) or finds_no_place(look, pod)
+        for pod in others
     )
+
+
+def finds_no_place(look: Look, pod: PodView) -> bool:
+    """Whether a pod that has joined the group of others waits in vain. It gets what the pod had that it replaces: of a
+    topology the node, which the job may keep away from; and the ProvisioningRequest, for which cluster-autoscaler adds
+    no other node (`ProvisioningRequestPodsFilter`).
+    """
+    left = _until_no_place(look, pod)
+    return left is not None and left <= 0
+
+
+def until_no_place(look: Look, pods: Iterable[PodView]) -> float | None:
+    """Seconds until the first of `pods` is known to wait in vain."""
+    waits = (_until_no_place(look, pod) for pod in pods)
+    return min((wait for wait in waits if wait is not None and wait > 0), default=None)
+
+
+def _until_no_place(look: Look, pod: PodView) -> float | None:
+    waits = pod.reserved and pod.reason == "Unschedulable" and not (pod.placed or pod.deleting)
+    joined = look.job.spec.scheduling.gang == "Kueue" and bool(look.status.internal.kept_pods)
+    if not (waits and joined) or pod.created is None:
+        return None
+    return RESERVED_SECONDS - look.seconds_since(pod.created)
 
 
 def _is_overdue(look: Look, pod: PodView) -> bool:

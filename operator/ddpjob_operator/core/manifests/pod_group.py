@@ -76,6 +76,8 @@ def _kueue(job: Job, place: Place, group: str) -> Membership:
         # else Kueue keeps the pods of a group that has ended, and their quota, for others that are to take their place
         "kueue.x-k8s.io/retriable-in-group": "false",
     }
+    if job.spec.restart.force_delete_lost_pods:  # with its feature gate FailureRecoveryPolicy, since 0.15
+        annotations["kueue.x-k8s.io/safe-to-forcefully-delete"] = "true"
     return Membership(labels, annotations, gates=(KUEUE_GATE,))
 
 

@@ -76,4 +76,5 @@ def _has_a_say(status: DDPJobStatus, look: Look, pod: PodView) -> bool:
 
 def _never_began(pod: PodView) -> bool:
     """Whether there is no end to put on record: a pod that is created again costs no restart."""
-    return pod.phase is PodPhase.PENDING and pod.termination is None and pod.init_failure is None
+    waited = pod.phase is PodPhase.PENDING or (pod.phase is PodPhase.FAILED and not pod.began)
+    return waited and pod.termination is None and pod.init_failure is None

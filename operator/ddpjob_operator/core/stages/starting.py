@@ -12,7 +12,7 @@ from ddpjob_operator.core.failure.node_exclusion import forgiven, until_forgiven
 from ddpjob_operator.core.failure.node_lost import patience, unresponsive_nodes, until_lost
 from ddpjob_operator.core.gang.children import create_service, missing_children, old_groups
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
-from ddpjob_operator.core.gang.group import takes_others
+from ddpjob_operator.core.gang.group import finds_no_place, takes_others, until_no_place
 from ddpjob_operator.core.gang.in_place import syncs, until_synced
 from ddpjob_operator.core.gang.members import (
     LEAST_WAIT_SECONDS,
@@ -80,6 +80,8 @@ def _in_new_group(look: Look) -> Plan | None:
         kept = [pod for pod in look.observed.pods if pod.name in reused and can_be_kept(pod)]
         if any(pod.let_go for pod in pods):
             why = "Kueue has finished the group of pods that wait for admission"
+        elif reused and any(finds_no_place(look, pod) for pod in pods):
+            why = "a new pod finds no node among those that the group of the reused ones was admitted with"
         elif reused and lacks_pods(look) and not takes_others(look, kept):
             why = "Kueue admits no other pods to the group of those that are reused"
     elif gang != "None":
@@ -188,6 +190,7 @@ def _fill(look: Look) -> Plan:
             until_forgiven(look.job.spec.restart, after.status, look.now) if _may_be_forgiven(after) else None,
             until_filled(look),
             until_synced(look),
+            until_no_place(look, pods),
             # spares are created once it is on record that the gang runs
             0.0 if running and wanted(after) else None,
         ),

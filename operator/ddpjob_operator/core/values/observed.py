@@ -69,6 +69,8 @@ class PodView:
     """Size of the gang by the pod's labels."""
     group: str = ""
     """The group in which its gang is admitted."""
+    reserved: bool = False
+    """Whether Kueue holds it to what its group was admitted with: a node of a topology, or a ProvisioningRequest."""
     let_go: bool = False
     """Whether Kueue still holds it back, and watches it no more: its group is finished."""
     sync: str = ""
@@ -102,6 +104,8 @@ class PodView:
     init_failure: InitFailure | None = None
     init_running: str = ""
     """The init container, or native sidecar that is not ready yet, which the trainer waits for while it runs."""
+    began: bool = True
+    """Whether a container of it was ever started, or made."""
     exited: bool = False
     """Whether every container has exited. Since Kubernetes 1.27 a kubelet reports that while the phase is still
     Running; the phase follows a moment later.

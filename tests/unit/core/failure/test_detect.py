@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pytest
 from builders import NOW, ended, failed, later, make_pod, make_report, succeeded
@@ -77,6 +78,17 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             make_pod(0, "Failed", termination=ended(1, make_report(reason=["x"]))),
             "Failed",
         ),
+        case(
+            "a pod that Kueue ends for a taint of its node",
+            make_pod(0, "Failed", disruption="UnschedulableOnAssignedNode"),
+            "NodeTainted",
+        ),
+        case(
+            "a pod whose GPU got a taint",
+            failed(0, 143, "Preempted", disruption="DeletionByDeviceTaintManager", **GOING),
+            "DeviceTainted",
+        ),
+        case("a deleted pod that never began goes", make_pod(0, "Failed", began=False, **GOING), None),
         case("an eviction without any ending is an eviction", make_pod(0, "Failed", **EVICTED), "Evicted"),
         *(
             case(
@@ -513,3 +525,26 @@ def test_a_disruption_is_said_in_the_words_of_who_caused_it() -> None:
     assert failure.message == (
         "pod digits-0-0 was disrupted: WorkloadEvictedDueToLocalQueueStopped: The LocalQueue is stopped"
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            {
+                "reason": "Evicted",
+                "message": "Pod ephemeral local storage usage exceeds the total limit of containers 10Gi. ",
+            },
+            "StorageLimitExceeded",
+        ),
+        (EVICTED, "Evicted"),
+        ({"reason": "Terminated"}, "Terminated"),
+        ({}, "NodeRebooted"),
+        ({"deleting": True, "gone_by": later(30)}, "NodeRebooted"),
+    ],
+)
+def test_a_kubelet_that_ended_a_pod_may_have_lost_its_containers(said: dict[str, Any], reason: str) -> None:
+    message = "The container could not be located when the pod was terminated"
+    lost = ended(137, message, ago=None, reason="ContainerStatusUnknown")
+    (failure,) = find_failures([make_pod(0, "Failed", termination=lost, **said)], [], NOW)
+    assert failure.reason == reason

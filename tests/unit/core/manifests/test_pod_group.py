@@ -137,3 +137,15 @@ def test_a_missing_kind_is_said_with_what_serves_it_and_the_way_out() -> None:
         "the API server knows no PodGroup of scheduling.volcano.sh/v1beta1: install Volcano, "
         "or remove scheduling.gang Volcano from the job"
     )
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_kueue_may_let_go_of_a_lost_pod_where_the_job_says_so(forced: bool) -> None:
+    annotations = pod(1, **KUEUE, restart={"forceDeleteLostPods": forced})["metadata"]["annotations"]
+    assert ("kueue.x-k8s.io/safe-to-forcefully-delete" in annotations) == forced
+
+
+def test_annotations_for_an_autoscaler_reach_the_pods_of_a_queue_too() -> None:
+    mine = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    found = pod(1, **KUEUE, podTemplate={"metadata": {"annotations": mine}})["metadata"]["annotations"]
+    assert mine.items() <= found.items()

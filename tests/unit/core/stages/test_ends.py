@@ -139,3 +139,11 @@ def test_the_pods_of_a_job_that_is_deleted_are_released() -> None:
 def test_the_success_is_written_before_the_pod_is_released() -> None:
     decided = look(make_job(in_phase(Phase.RUNNING)), seen(make_pod(0, **HELD), succeeded(1, **GOING)))
     assert (decided.status_first, decided.status.internal.succeeded_nodes) == (True, (1,))
+
+
+def test_a_pod_that_is_deleted_before_it_began_is_released_and_costs_nothing() -> None:
+    status = in_phase(Phase.STARTING)
+    gone = make_pod(1, "Failed", began=False, held=True, deleting=True, disruption="EvictionByEvictionAPI")
+    decided = look(make_job(status), seen(make_pod(0, "Pending", scheduled=True), gone))
+    assert (decided.status.attempt, decided.status.disruptions) == (0, 0)
+    assert released(decided) == ["digits-0-1"]

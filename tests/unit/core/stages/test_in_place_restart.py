@@ -375,3 +375,20 @@ def test_no_pod_is_kept_that_does_not_know_the_new_shutdown_seconds() -> None:
     edited = in_place(running(), shutdownSeconds=300)
     decided = look(edited, seen(make_pod(0), failed(1, 137), make_pod(2)))
     assert decided.status.internal.kept_pods == {}
+
+
+@pytest.mark.parametrize(("reserved", "attempt"), [(True, 2), (False, 1)])
+def test_a_new_pod_that_kueue_holds_to_a_node_that_is_gone_is_no_reason_to_wait_for_ever(
+    reserved: bool, attempt: int
+) -> None:
+    drained = failed(1, 143, group="theirs", disruption="EvictionByEvictionAPI")
+    first = look(queued(), seen(make_pod(0, group="theirs"), drained, make_pod(2, group="theirs")))
+    assert groups(first) == {"digits-1-1": "theirs"}
+    fields: dict[str, Any] = {"group": "theirs", "reason": "Unschedulable", "created": NOW, "reserved": reserved}
+    waits = replace(make_pod(1, "Pending", attempt=1, **fields), node_name=None)
+    pods = (assigned(0, group="theirs"), waits, assigned(2, group="theirs"))
+    job = replace(queued(), status=first.status)
+    assert look(job, seen(*pods, attempt=1), 59).status.attempt == 1
+    after = look(job, seen(*pods, attempt=1), 61).status
+    assert (after.attempt, after.restarts) == (attempt, first.status.restarts)
+    assert (after.internal.kept_pods == {}) == reserved
