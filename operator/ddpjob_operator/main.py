@@ -50,7 +50,7 @@ from ddpjob_operator.watching import handlers as watch
 logger = logging.getLogger("ddpjob_operator")
 
 STUCK_SECONDS = 300.0
-"""A look at a job takes milliseconds; its calls end within a minute each, whatever the API server does."""
+"""Without a sign of life from a look at a job: each of its calls ends within a minute, whatever the API server does."""
 
 BEGIN_SECONDS = 30.0
 """kopf starts its watches at once when it has read discovery: two requests, of 15 s at most."""
@@ -91,7 +91,7 @@ class Operator:
         if dead := self.queue.dead_workers():
             wrong.append(f"{dead} workers of the queue have ended")
         if (longest := self.queue.longest_pass()) > STUCK_SECONDS:
-            wrong.append(f"a look at a job has taken {longest:.0f} s so far")
+            wrong.append(f"a look at a job has shown no sign of life for {longest:.0f} s")
         return wrong
 
     def unready(self) -> list[str]:
@@ -199,6 +199,7 @@ async def _assemble(settings: Settings, defaults: Callable[[str], Defaults], cle
         defaults=defaults,
         progress_seconds=settings.progress_seconds,
         enqueue=queue.add_unless_backing_off,
+        goes_on=queue.sign_of_life,
         poller=poller,
         leader=leader,
         webhook=_webhook(settings, cleanup),

@@ -53,7 +53,7 @@ def event(is_set: bool) -> asyncio.Event:
         ({"watching": False}, [], []),
         ({"dead_workers": 2}, WATCHES, ["2 workers of the queue have ended"]),
         ({"longest_pass": 299.0}, WATCHES, []),
-        ({"longest_pass": 301.4}, WATCHES, ["a look at a job has taken 301 s so far"]),
+        ({"longest_pass": 301.4}, WATCHES, ["a look at a job has shown no sign of life for 301 s"]),
         ({"listed": False, "last_list": False, "leader": False}, WATCHES, []),
     ],
 )

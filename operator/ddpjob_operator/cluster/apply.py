@@ -28,7 +28,7 @@ from ddpjob_operator.cluster.rejections import (
     relabelled,
     taken,
 )
-from ddpjob_operator.core.failure.log_tail import last_states
+from ddpjob_operator.core.failure.log_tail import last_states, whole_lines
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS
 from ddpjob_operator.core.manifests.pod_group import unknown_kind
 from ddpjob_operator.core.values.actions import (
@@ -87,6 +87,8 @@ class Applier:
     cache: Cache
     report: Callable[[Job, Event], None] = lambda job, event: None
     """Called with what a person should hear of the job."""
+    goes_on: Callable[[Job], None] = lambda job: None
+    """Called when an action has ended: those of 1,024 pods may take minutes."""
 
     async def carry_out(self, job: Job, actions: Sequence[Action]) -> Rejected | None:
         """All actions of one plan, at once; but the Service goes first, since new pods carry its address, and pods are
@@ -135,6 +137,8 @@ class Applier:
             if not (isinstance(action, AssignPod | DeletePod | PointService | ReleasePod | SyncPod) and forbids(error)):
                 raise
             raise Rejected(problem_with(action.name, error), status=error.status) from error
+        finally:
+            self.goes_on(job)
 
     async def _act(self, job: Job, action: Action) -> None:
         match action:
@@ -415,7 +419,7 @@ class Applier:
         except (ApiError, TimeoutError) as error:
             logger.info("no log of pod %s/%s: %s", job.namespace, action.name, error or "its node does not answer")
             text = b""
-        self.cache.put_log(_owner(job), action.uid, last_states(text)[-LOG_BYTES:].decode(errors="replace"))
+        self.cache.put_log(_owner(job), action.uid, whole_lines(last_states(text), LOG_BYTES).decode(errors="replace"))
 
     async def _read_warnings(self, job: Job, action: ReadWarnings) -> None:
         found: list[Json] = []

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster.children import CLAIM, SERVICE, Child, Children, Kind
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.actions import ReleasePod
@@ -25,7 +26,6 @@ from ddpjob_operator.wire.jobs import kept
 from ddpjob_operator.wire.pods import deletion_began, is_held, parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
-KIND = "DDPJob"
 
 
 class Key(NamedTuple):
@@ -195,10 +195,11 @@ class Cache:
             self._confirmed.add(obj["metadata"]["uid"])
         return self.put_job(obj)
 
-    def drop_job(self, obj: Json) -> bool:
-        """Take in that a DDPJob is gone; whether that was news. A newer job of the same name stays."""
+    def drop_job(self, obj: Json, version: int | None = None) -> bool:
+        """Take in that a DDPJob is gone (at `version`, if `obj` is from before); whether that was news. A newer job of
+        the same name stays."""
         meta = obj["metadata"]
-        self._gone.setdefault(meta["uid"], _version(obj))
+        self._gone.setdefault(meta["uid"], _version(obj) if version is None else version)
         self._confirmed.discard(meta["uid"])
         self._unwatched.pop(Owner(meta["namespace"], meta["uid"]), None)
         known = self._jobs.get(Key(meta["namespace"], meta["name"]))
@@ -408,7 +409,7 @@ class Cache:
         for key in before:
             obj = self._jobs[key]
             if obj["metadata"]["uid"] not in jobs.uids and _version(obj) <= jobs.version:
-                self.drop_job(obj)
+                self.drop_job(obj, jobs.version)
         self._listed.add(namespace)
         for uid, known in list(self._pods.items()):
             in_scope = namespace in (None, known.owner.namespace)

@@ -34,6 +34,9 @@ SETTLE_SECONDS = 1.0
 SHORTEST_SECONDS = 1.0
 """Between two requests for one watch."""
 
+LASTS_SECONDS = 10.0
+"""A watch that breaks after that was one that works."""
+
 OVER = ("Succeeded", "Failed")
 
 
@@ -51,6 +54,7 @@ class ChildWatch:
     tried: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once each kind has been listed, or could not be."""
     _untried: set[tuple[Kind, str | None]] = field(default_factory=set)
+    _followed: set[tuple[Kind, str | None]] = field(default_factory=set)
 
     async def run(self) -> None:
         """Watch until cancelled. Jobs must have been listed before."""
@@ -66,9 +70,14 @@ class ChildWatch:
             wait = SHORTEST_SECONDS
             try:
                 version = await self._list(kind, namespace)
-                failures, why = 0, ""
+                why = ""
                 self._has_tried(kind, namespace)
-                await self._follow(kind, namespace, version)
+                began = asyncio.get_running_loop().time()
+                try:
+                    await self._follow(kind, namespace, version)
+                finally:  # a list that succeeds says nothing of the watch
+                    if asyncio.get_running_loop().time() - began >= LASTS_SECONDS:
+                        failures = 0
             except ApiError as error:
                 if error.status in (403, 404):
                     why = self._know_nothing(kind, namespace, error, why)
@@ -99,6 +108,7 @@ class ChildWatch:
     async def _follow(self, kind: Kind, namespace: str | None, version: int) -> None:
         path, resource = paths.children(*kind, namespace)
         loop = asyncio.get_running_loop()
+        self._followed.add((kind, namespace))
         while True:
             began = loop.time()
             metrics.WATCH_STARTS.labels(resource=resource).inc()
@@ -135,9 +145,11 @@ class ChildWatch:
         level = logging.INFO if error.not_found else logging.WARNING
         where = f" in namespace {namespace}" if namespace else ""
         why = f"{kind.api_version} is not installed" if error.not_found else explain(error)
-        if error.not_found:  # a series that never grows again would be a watch that has stopped
-            _, resource = paths.children(*kind, namespace)
-            metrics.WATCH_STARTS.remove(resource)
+        self._followed.discard((kind, namespace))
+        _, resource = paths.children(*kind, namespace)
+        followed = {paths.children(*other, within)[1] for other, within in self._followed}
+        if error.not_found and resource not in followed:  # the PodGroups of two schedulers share a series
+            metrics.WATCH_STARTS.remove(resource)  # one that never grows again would be a watch that has stopped
         if why != before:
             logger.log(level, "%s%s is not watched: %s", kind.name, where, why)
         self._look_at(self.cache.end_children(kind, namespace, frozenset()))

@@ -127,6 +127,8 @@ class Controller:
     poller: StatusPoller
     leader: Leader | None
     """None where this replica is the only one."""
+    goes_on: Callable[[Key], None] = lambda key: None
+    """Called while a pass over a job gets on."""
     webhook: Webhook | None = None
     """Where the ends of jobs are notified; None where they are not."""
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -135,7 +137,9 @@ class Controller:
     _last: dict[Key, _LastPass] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._applier = Applier(self.client, self.cache, self._report)
+        self._applier = Applier(
+            self.client, self.cache, self._report, lambda job: self.goes_on(Key(job.namespace, job.name))
+        )
         self._writer = StatusWriter(self.client, self.cache)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -150,6 +154,8 @@ class Controller:
         if self.leader is not None:
             self.leader.begin_pass()
         if not (self._leading and self.cache.is_listed(key.namespace)):
+            if not self._leading:
+                self.cache.take_dropped(key)  # whoever leads counts it
             if self.cache.job(key) is None:
                 self._forget(key)
             return None  # everything is queued anew when this replica begins to lead, and with every list
@@ -333,7 +339,7 @@ class Controller:
         if view is not None:
             decided = await self._decided(view)
             if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), view.last) is None:
-                await self._write(view, replace(decided, actions=()))
+                await self._write(view, decided)
             self._update_metrics(view, decided.status)
             self._watch_trainer(view, decided.status)  # a gang may well train while a spare is refused
             error.look_within = decided.requeue_after  # a deadline does not wait for a backoff

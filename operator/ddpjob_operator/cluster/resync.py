@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 YIELD_AFTER = 20
 """Objects of a page that are taken in before others go on."""
 
+EARLY_SECONDS = 0.001
+"""By which uvloop, whose clock has whole milliseconds, may end a wait before its time."""
+
 OUR_PODS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 
 
@@ -75,7 +78,7 @@ class Resync:
         scopes, whole_round = self._scopes, clock()
         while True:
             self._wake.clear()
-            if clock() >= whole_round or self._started_over:
+            if clock() + EARLY_SECONDS >= whole_round or self._started_over:
                 self._started_over = False
                 scopes, whole_round = self._scopes, clock() + self.every * random.uniform(0.9, 1.1)  # noqa: S311
             elif self._missed:
@@ -109,10 +112,7 @@ class Resync:
         oldest: list[int] = []
         for namespace in scopes:
             try:
-                jobs, pods = await asyncio.gather(
-                    self._listed(self._jobs(namespace), self.cache.put_job),
-                    self._listed(self._pods(namespace), self.cache.put_pod),
-                )
+                jobs, pods = await self._both(namespace)
             except ApiError as error:
                 failed[namespace] = error
                 continue
@@ -124,6 +124,16 @@ class Resync:
         if oldest and scopes == self._scopes:
             self.cache.expire(min(oldest))
         return failed
+
+    async def _both(self, namespace: str | None) -> tuple[Listed, Listed]:
+        """Jobs and pods. Where one list fails the other one ends, too: it would go on beside the next try."""
+        jobs = asyncio.create_task(self._listed(self._jobs(namespace), self.cache.put_job), name="list of jobs")
+        pods = asyncio.create_task(self._listed(self._pods(namespace), self.cache.put_pod), name="list of pods")
+        try:
+            return await asyncio.gather(jobs, pods)
+        finally:
+            jobs.cancel()
+            pods.cancel()
 
     def _jobs(self, namespace: str | None) -> AsyncIterator[Page]:
         return self.client.pages(paths.jobs(namespace), "ddpjobs", PAGE)

@@ -59,17 +59,16 @@ def adopt_attempt(look: Look) -> Look:
     if status.phase is not None or status.attempt or status.internal.spec_digests is not None:
         return look
     newest = max(_attempts(look), default=0)
-    if newest >= status.attempt and _has_surplus(look, newest):
+    if newest >= 0 and _has_surplus(look, newest):
         newest += 1
-    unknown = newest - status.attempt
-    if unknown <= 0:
+    if newest <= 0:
         return look
     return look.with_status(
         transitioned(
             status,
             attempt=newest,
-            restarts=status.restarts + unknown,
-            restarts_since_progress=status.restarts_since_progress + unknown,
+            restarts=status.restarts + newest,
+            restarts_since_progress=status.restarts_since_progress + newest,
         )
     )
 

@@ -234,10 +234,11 @@ def _waits_for(seen: Seen) -> tuple[str, str]:
     status, now = seen.status, seen.now
     degraded = _holding(status, cond.DEGRADED, "True")
     if degraded is not None:
-        return _reason_and_action(degraded)
+        return _line(degraded), _action(degraded)
     initialized = _holding(status, cond.INITIALIZED, "False")
     if initialized is not None:
-        retry = f"; retried in {seconds_in_words((status.retry_at - now).total_seconds())}" if status.retry_at else ""
+        left = (status.retry_at - now).total_seconds() if status.retry_at else 0.0  # it stays when the next try runs
+        retry = f"; retried in {seconds_in_words(left)}" if left > 0 else ""
         row = _row(initialized.reason)
         return f"initializers: {_first(initialized.message)}{retry}", row.action if row and retry else ""
     if status.restart_at is not None and status.restart_at > now:
@@ -248,15 +249,9 @@ def _waits_for(seen: Seen) -> tuple[str, str]:
         return seen.queued.waits, row.action if row is not None and not seen.queued.notes else ""
     scheduled = _holding(status, cond.SCHEDULED, "False")
     if scheduled is not None and scheduled.message:  # without one it is of the attempt before, of which more follows
-        return _reason_and_action(scheduled)
+        return _line(scheduled), _action(scheduled)
     ready, total = status.nodes.ready, status.nodes.total or (seen.spec.nodes if seen.spec is not None else 0)
     return f"{ready} of {total} pods are ready", ""
-
-
-def _reason_and_action(condition: Condition) -> tuple[str, str]:
-    """The words of a condition, which end with the advice where there is one."""
-    row = _row(condition.reason)
-    return f"{condition.reason}: {_first(condition.message)}", row.action if row is not None else ""
 
 
 def _progress(seen: Seen) -> tuple[Section, ...]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ddpjob_operator.core.failure.log_tail import last_states
+from ddpjob_operator.core.failure.log_tail import last_states, whole_lines
 
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _TOKEN = re.compile(r"([0-9]{12})-[0-9]{6}-[A-Za-z0-9][A-Za-z0-9.-]{0,127}")
@@ -85,7 +85,7 @@ def log_tail(log: Path, uid: str | None = None, lines: int = _TAIL_LINES) -> str
     starts = re.escape(uid) if uid else "[^)]*"
     own = re.split(rf"^---- .*\({starts}\) starts\n".encode(), read, flags=re.MULTILINE)[-1]
     tail = b"\n".join(last_states(own.removesuffix(b"\n")).split(b"\n")[-lines:])
-    return tail[-_TAIL_BYTES:].decode(errors="replace")
+    return whole_lines(tail, _TAIL_BYTES).decode(errors="replace")
 
 
 def newest_snapshot(shared: Path, job: str) -> int | None:

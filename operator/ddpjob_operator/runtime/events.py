@@ -53,11 +53,6 @@ class Subject(NamedTuple):
     uid: str
 
 
-class _EventKey(NamedTuple):
-    uid: str
-    event: Event
-
-
 @dataclass(slots=True)
 class _Posted:
     name: str
@@ -78,7 +73,7 @@ class EventRecorder:
     client: Client
     instance: str = ""
     _waiting: asyncio.Queue[tuple[Subject, Event]] = field(default_factory=lambda: asyncio.Queue(_WAITING))
-    _posted: OrderedDict[_EventKey, _Posted] = field(default_factory=OrderedDict)
+    _posted: OrderedDict[tuple[str, Event], _Posted] = field(default_factory=OrderedDict)
     _allowances: dict[str, _Allowance] = field(default_factory=dict)
     _serial: int = 0
 
@@ -113,7 +108,7 @@ class EventRecorder:
             logger.warning("%d events were not posted before the end", self._waiting.qsize())
 
     async def _post(self, about: Subject, event: Event) -> str:
-        loop_time, key = asyncio.get_running_loop().time(), _EventKey(about.uid, event)
+        loop_time, key = asyncio.get_running_loop().time(), (about.uid, event)
         before = self._posted.get(key)
         now = datetime.now(UTC)
         if before is not None and loop_time - before.at < SAME_WITHIN_SECONDS:

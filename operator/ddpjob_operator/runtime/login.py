@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import yaml
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import (
     ConfigException,
@@ -59,6 +60,11 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
         ApiError: neither is there, or it cannot be used.
     """
     configuration, namespace = await _read_configuration(context)
+    try:
+        tls = _tls(configuration) if configuration.host.startswith("https") else None
+    except OSError as error:
+        what = f"cannot use the certificates for {configuration.host}: {error}"
+        raise ApiError(0, "NoConfiguration", what) from error
     headers = {"User-Agent": f"{agent}/{VERSION}", "Accept": "application/json"}
     if agent == OPERATOR:
         # within a cluster, sending a list takes less time than compressing it (client-go: DisableCompression)
@@ -67,7 +73,7 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
         headers["Authorization"] = token
     return Login(
         server=configuration.host.rstrip("/"),
-        tls=_tls(configuration) if configuration.host.startswith("https") else None,
+        tls=tls,
         headers=headers,
         proxy=configuration.proxy or None,
         server_name=configuration.tls_server_name or None,
@@ -105,9 +111,10 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
             return configuration, _namespace_of(files, context)
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         return configuration, _namespace_of_pod()
-    except (ConfigException, OSError, ValueError, TypeError, AttributeError) as error:
+    except (ConfigException, OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         # the loader trips over an empty or half-written file in all these ways
-        what = f"cannot use the kubeconfig {files}: {error}" if files else f"{_NO_LOGIN}: {error}"
+        said = " ".join(str(error).split())
+        what = f"cannot use the kubeconfig {files}: {said}" if files else f"{_NO_LOGIN}: {said}"
         raise ApiError(0, "NoConfiguration", what) from error
 
 

@@ -140,10 +140,15 @@ class WorkQueue(Generic[K]):
         return len(self._queued)
 
     def longest_pass(self) -> float:
-        """Seconds that the longest pass in progress has taken so far."""
+        """Seconds that the longest pass in progress has taken so far, since its last sign of life."""
         if not self._running:
             return 0.0
         return asyncio.get_running_loop().time() - min(self._running.values())
+
+    def sign_of_life(self, key: K) -> None:
+        """The pass over `key` goes on: something that it waited for is there."""
+        if key in self._running:
+            self._running[key] = asyncio.get_running_loop().time()
 
     def dead_workers(self) -> int:
         """Workers that have ended although the queue was not stopped."""

@@ -66,6 +66,7 @@ _POD = _only("status", metadata=_METADATA, spec=_only("nodeName", nodeSelector=_
 _LIST = SchemaValidator(_only("metadata", items=list_schema(_POD)))
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
+_LONGEST_GRACE_SECONDS = 10**9
 _QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
 
 
@@ -259,14 +260,20 @@ def _gone_by(obj: Object) -> datetime | None:
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     if any((item.get("state") or {}).keys() & {"running", "terminated"} for item in containers):
         return until
-    return until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    return _without_grace(until, metadata)
 
 
 def deletion_began(obj: Object) -> datetime | None:
     """When somebody asked for the deletion of a pod, by the API server's clock: a shorter grace does not move it."""
     metadata = obj.get("metadata") or {}
     until = parse_time(metadata.get("deletionTimestamp"))
-    return until and until - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    return until and _without_grace(until, metadata)
+
+
+def _without_grace(until: datetime, metadata: Object) -> datetime:
+    """Whoever deletes a pod chooses its grace, up to 2^63 - 1 seconds, which no calendar has."""
+    grace = metadata.get("deletionGracePeriodSeconds") or 0
+    return until - timedelta(seconds=min(grace, _LONGEST_GRACE_SECONDS))
 
 
 def _disruption(conditions: Mapping[str, Object]) -> tuple[str, str]:

@@ -514,3 +514,23 @@ def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
         cache.put_pod(held(pod(5, uid)))
         cache.drop_pod(held(pod(7, uid), deleting=True))
     assert (cache._pods, cache._pods_of, cache._owners, cache._lost) == ({}, {}, {}, {})
+
+
+@pytest.mark.parametrize("grace", [10**11, 2**63 - 1])
+@pytest.mark.parametrize(("owner", "phase"), [("job-1", "Running"), (None, "Pending")])
+def test_a_grace_that_no_calendar_has_keeps_no_list_from_its_end(owner: str | None, phase: str, grace: int) -> None:
+    """Whoever deletes a pod chooses it, and one list has the pods of everybody."""
+    cache, found = Cache(), pod(5, owner=owner, phase=phase)
+    found["metadata"] |= {"deletionTimestamp": "2026-01-02T12:00:00Z", "deletionGracePeriodSeconds": grace}
+    cache.put_pod(found)
+    assert [view.deleting for view in cache.observed(OWNER).pods] == [True] * (owner is not None)
+
+
+def test_a_job_that_a_list_lacks_is_not_brought_back_by_a_late_event() -> None:
+    cache = Cache()
+    take_lists(cache, None, [job(5)], [], 50)
+    cache.expire(50)
+    take_lists(cache, None, [], [], 100)
+    cache.expire(100)
+    assert not cache.put_job(job(6))
+    assert cache.job(KEY) is None

@@ -127,3 +127,37 @@ def test_of_a_job_that_is_over_only_its_groups_are_known_which_are_to_go(kind: K
     cache.put_job(JOB | {"status": {"phase": "Failed"}})
     ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)._put(kind, policy(5))  # type: ignore[arg-type]
     assert bool(cache.observed(OWNER).children) is known
+
+
+class OnlyVolcano(Server):
+    """No other scheduler is installed."""
+
+    async def pages(self, path: str, resource: str, page: int, **_: str) -> AsyncIterator[Page]:
+        if "volcano" not in path:
+            raise ApiError(404, "NotFound", "no such kind")
+        self.lists += 1
+        yield Page([], 10, first=True)
+
+
+def test_a_scheduler_that_is_not_installed_stops_no_series_of_another_ones_groups() -> None:
+    """The alert on watches that have stopped would fire on every cluster with one of them."""
+
+    def begun() -> float:
+        return WATCH_STARTS.labels("podgroups")._value.get()
+
+    before = begun()
+    server = OnlyVolcano([])
+    run(watched(server, 2900))
+    assert len(server.watches) == 10
+    assert begun() == before + 10
+
+
+def test_a_watch_that_is_refused_is_not_the_reason_for_a_storm_of_lists() -> None:
+    class Refusing(Server):
+        async def watch(self, path: str, version: int, **_: str) -> AsyncIterator[dict[str, Any]]:
+            raise ApiError(429, "TooManyRequests", "no")
+            yield {}
+
+    server = Refusing([])
+    run(watched(server, 120))
+    assert 5 <= server.lists <= 15

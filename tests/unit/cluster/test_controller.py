@@ -346,3 +346,15 @@ async def test_a_decision_knows_for_how_long_the_trainer_has_not_answered(
     monkeypatch.setattr("ddpjob_operator.cluster.controller.plan", decide)
     await controller.reconcile(Key("silent", "digits"))
     assert silent == [7.0]
+
+
+async def test_a_job_that_went_while_this_replica_stood_by_is_not_counted_when_it_leads(controller: Controller) -> None:
+    """Another one of its name came before the pass. The last leader has counted it, and this one would until now."""
+    controller.leader = SimpleNamespace(leading=False, begin_pass=lambda: None)  # type: ignore[assignment]
+    gone, new = running("ns"), running("ns")
+    new["metadata"] = new["metadata"] | {"uid": "job-2", "resourceVersion": "9"}
+    take_lists(controller.cache, "ns", [gone], [], 7)
+    controller.cache.drop_job(gone)
+    controller.cache.put_job(new)
+    await controller.reconcile(KEY)
+    assert controller.cache.take_dropped(KEY) is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.unit.answers import Server
-from tests.unit.virtual_time import run
+from tests.unit.virtual_time import VirtualTimeLoop, run
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.resync import Resync
@@ -189,3 +189,42 @@ async def test_a_large_list_is_never_in_memory_as_a_whole(server: Server, client
         tracemalloc.stop()
     assert len(names(found.cache)) == 500
     assert peak < 45e6
+
+
+def test_a_round_of_lists_is_not_made_twice_by_a_loop_whose_timers_are_early() -> None:
+    """uvloop's have whole milliseconds: half of them end up to half a millisecond before their time."""
+
+    class WholeMilliseconds(VirtualTimeLoop):
+        def call_at(self, when: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            return super().call_at(round(when, 3), *args, **options)
+
+    class Timed(Lists):
+        async def pages(self, path: str, resource: str, *given: Any, **options: str) -> AsyncIterator[Page]:
+            await asyncio.sleep(0.01)
+            async for found in super().pages(path, resource, *given, **options):
+                yield found
+
+    lists = Timed()
+    with asyncio.Runner(loop_factory=WholeMilliseconds) as runner:
+        runner.run(listed(lists, "research", seconds=30_000))
+    assert 30_000 / 330 <= lists.asked.count("research") <= 1 + 30_000 / 270
+
+
+def test_a_list_that_takes_long_is_not_begun_again_beside_itself() -> None:
+    class Slow(Lists):
+        at_once = most = 0
+
+        async def pages(self, path: str, resource: str, *given: Any, **options: str) -> AsyncIterator[Page]:
+            if resource == "ddpjobs":
+                raise ApiError(429, "TooManyRequests", "no")
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            try:
+                await asyncio.sleep(60)
+                yield Page([], 1, first=True)
+            finally:
+                self.at_once -= 1
+
+    lists = Slow()
+    run(listed(lists, "research", seconds=120))
+    assert lists.most == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from builders import (
@@ -19,8 +21,9 @@ from builders import (
     succeeded,
 )
 from looks import GANG, RUNNING, STARTING, condition, created, deleted, kinds, look
+from tests.support.calls import Calls
 
-from ddpjob_operator.api.status import DDPJobStatus, NodeCount, Phase
+from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import CreatePVC, CreateService, Plan, creates
 from ddpjob_operator.core.values.job import Job, Problem
@@ -242,3 +245,34 @@ def test_a_job_is_suspended_and_ended_even_if_its_ledger_fails(
     assert deleted(suspended) == ["digits-0-0", "digits-0-1"]
     late = look(make_job(RUNNING, activeDeadlineSeconds=1), seen(*GANG))
     assert late.status.phase is Phase.FAILED
+
+
+# What a look costs
+
+
+def suspending(nodes: int) -> Callable[[], Plan]:
+    condition = {"type": "Suspended", "status": "False", "reason": "Suspending", "lastTransitionTime": NOW}
+    status = in_phase(Phase.RUNNING, nodes=nodes, conditions=(Condition.model_validate(condition),))
+    pods = [make_pod(rank, deleting=True, held=True, gone_by=later(60)) for rank in range(nodes)]
+    return partial(look, make_job(status, nodes=nodes, suspend=True), seen(*pods))
+
+
+def restarting(nodes: int) -> Callable[[], Plan]:
+    failure = FailureStatus(attempt=0, time=NOW, reason="PeerLost")
+    status = in_phase(Phase.RESTARTING, nodes=nodes, attempt=1, last_failure=failure)
+    old = [make_pod(rank, deleting=True, gone_by=later(60)) for rank in range(nodes)]
+    new = [make_pod(rank, "Pending", attempt=1, scheduled=True) for rank in range(nodes)]
+    return partial(look, make_job(status, nodes=nodes), seen(*old, *new, attempt=1))
+
+
+@pytest.mark.parametrize("of", [suspending, restarting])
+def test_the_cost_of_a_look_grows_with_the_gang_and_no_faster(of: Callable[[int], Callable[[], Plan]]) -> None:
+    """A gang of 1,024 must not hold up the leases and probes of all others."""
+
+    def cost(nodes: int) -> int:
+        run, calls = of(nodes), Calls()
+        with calls.counted():
+            run()
+        return calls.count
+
+    assert cost(512) <= 9 * cost(64)

@@ -185,6 +185,14 @@ def test_a_signal_is_named_instead_of_the_exit_code_that_stands_for_it() -> None
             "Correct the source",
         ),
         (
+            {
+                "conditions": [condition("Initialized", "Initializing", "pod digits-init-1 runs", "False")],
+                "retryAt": NOW - timedelta(minutes=10),
+            },
+            "initializers: pod digits-init-1 runs",
+            "",
+        ),
+        (
             {"phase": "Restarting", "restartAt": NOW + timedelta(seconds=25)},
             "backoff after a failure, 25s left (restart.backoff)",
             "",

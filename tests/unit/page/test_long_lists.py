@@ -4,9 +4,6 @@ machine. `make bench-page` has the seconds.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -14,6 +11,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from tests.benchmarks.bench_page import JOBS, Server, write_folder
+from tests.support.calls import Calls
 
 from ddpjob_operator.page import cluster
 from ddpjob_operator.page.cluster import ClusterSource, record_of
@@ -29,24 +27,6 @@ MOST_CALLS = 1000
 MOST_BYTES = 15_000
 """For a job of the first list of a folder."""
 MOST_LEFT = 200
-
-
-@dataclass
-class Calls:
-    count: int = 0
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """All calls of the block, those of functions in C too."""
-        before = sys.getprofile()
-        sys.setprofile(self._note)
-        try:
-            yield
-        finally:
-            sys.setprofile(before)
-
-    def _note(self, frame: object, event: str, argument: Any) -> None:
-        self.count += event in ("call", "c_call")
 
 
 async def requests(jobs: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -271,6 +272,43 @@ async def test_a_configuration_that_is_not_there_is_named(tmp_path: Path, monkey
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
     with pytest.raises(ApiError, match="missing"):
         await connect()
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: a
+contexts: [{{name: a, context: {{cluster: a, user: a}}}}]
+clusters: [{{name: a, cluster: {{server: "https://127.0.0.1:1"{of_cluster}}}}}]
+users: [{{name: a, user: {{{of_user}}}}}]
+"""
+NO_PEM = base64.b64encode(b"no certificate").decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("clusters: [1\n b: {", "cannot use the kubeconfig .*, line 2"),
+        (
+            KUBECONFIG.format(of_cluster=f", certificate-authority-data: {NO_PEM}", of_user=""),
+            "certificates for https:",
+        ),
+        (
+            KUBECONFIG.format(of_cluster="", of_user=f"client-certificate-data: {NO_PEM}, client-key-data: {NO_PEM}"),
+            "certificates for https:",
+        ),
+    ],
+    ids=["no YAML", "no authority", "no client certificate"],
+)
+async def test_a_configuration_that_cannot_be_used_says_so(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, not a traceback; and an operator whose token has expired tries again."""
+    (tmp_path / "config").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    with pytest.raises(ApiError, match=said) as refused:
+        await connect()
+    assert "\n" not in str(refused.value)
 
 
 async def test_a_line_that_never_ends_has_its_beginning_and_its_end(

@@ -275,6 +275,26 @@ def test_it_tells_how_long_the_longest_pass_takes() -> None:
     assert run(main()) == 42
 
 
+def test_a_pass_that_shows_signs_of_life_is_not_a_long_one() -> None:
+    async def main() -> tuple[float, float]:
+        queue: WorkQueue[str] = WorkQueue()
+        queue.start(Looks(seconds=1000.0))
+        queue.add("a")
+        for _ in range(10):
+            await asyncio.sleep(40)
+            queue.sign_of_life("a")
+        queue.sign_of_life("b")
+        await asyncio.sleep(2)
+        longest = queue.longest_pass()
+        await asyncio.sleep(400)
+        await asyncio.sleep(0)
+        stuck = queue.longest_pass()
+        await queue.stop(within=0)
+        return longest, stuck
+
+    assert run(main()) == (2, 402)
+
+
 def test_the_jobs_of_one_namespace_do_not_take_every_worker() -> None:
     looks = Looks(seconds=60.0)
 

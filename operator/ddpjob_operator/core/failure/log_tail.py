@@ -65,6 +65,13 @@ def last_states(text: bytes) -> bytes:
     return b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n"))
 
 
+def whole_lines(text: bytes, most: int) -> bytes:
+    """The last lines that `most` bytes hold: the second half of a secret would not be recognised as one. Of a line that
+    is longer, its end."""
+    tail = text[-most:]
+    return text if len(text) <= most else tail.partition(b"\n")[2] or tail
+
+
 def without_secrets(job: Job, text: str) -> str:
     """`text` of a pod without what is secret among the job's variables, and what looks like a secret."""
     values = ((variable.name, (variable.value or "").strip()) for variable in job.spec.env)

@@ -24,8 +24,6 @@ from ddpjob_operator.core.values.job import Manifest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import service_name
 
-COSCHEDULING, VOLCANO = "Coscheduling", "Volcano"
-
 
 def create_service(look: Look, admitted: Admitted) -> CreateService:
     """Create the Service, at the address that it has had."""
@@ -73,7 +71,7 @@ def lost_children(look: Look) -> tuple[Action, ...]:
         return (PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)),)
     has_service = observed.service is not None or observed.service_exists
     has_claim = observed.pvc_exists or spec.shared.claim_name is not None
-    may_lack_more = look.defaults.network is not None or spec.scheduling.gang in (COSCHEDULING, VOLCANO)
+    may_lack_more = look.defaults.network is not None or spec.scheduling.gang in ("Coscheduling", "Volcano")
     if has_service and has_claim and not may_lack_more:
         return ()
     admitted = admission(look)

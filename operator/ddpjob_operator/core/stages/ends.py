@@ -7,7 +7,7 @@ record once the next attempt is, and a success once `internal.succeededNodes` na
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -39,11 +39,13 @@ def with_releases(look: Look, decided: Plan) -> Plan:
     A pod that the plan deletes is released with its deletion, or at a later look.
     """
     deleted = {action.uid for action in decided.actions if isinstance(action, DeletePod)}
-    after = look.with_status(decided.status)
+    status = decided.status
+    gang = members(look.with_status(status)) if status.phase in _WITH_A_GANG else ()
+    have_a_say = frozenset(pod.uid for pod in gang)
     released = tuple(
         ReleasePod(pod.name, pod.uid)
         for pod in look.observed.pods
-        if pod.held and pod.uid not in deleted and _is_on_record(after, pod)
+        if pod.held and pod.uid not in deleted and _is_on_record(status, pod, have_a_say)
     )
     if not released:
         return decided
@@ -56,22 +58,17 @@ def releases_of_deleted_job(pods: Iterable[PodView]) -> tuple[ReleasePod, ...]:
     return tuple(ReleasePod(pod.name, pod.uid) for pod in pods if pod.held)
 
 
-def _is_on_record(look: Look, pod: PodView) -> bool:
+def _is_on_record(status: DDPJobStatus, pod: PodView, have_a_say: Set[str]) -> bool:
     """Whether how a pod ended, or will, changes no decision any more. Of a job that is not over only pods that are
     being deleted are asked for: any other may still take part in the next attempt.
     """
-    status = look.status
     if status.is_final:
         return True
     if not pod.deleting:
         return False
-    if not _has_a_say(status, look, pod) or pod.node_rank in status.internal.succeeded_nodes or _never_began(pod):
+    if pod.uid not in have_a_say or pod.node_rank in status.internal.succeeded_nodes or _never_began(pod):
         return True
     return is_suspending(status) and pod.ended
-
-
-def _has_a_say(status: DDPJobStatus, look: Look, pod: PodView) -> bool:
-    return status.phase in _WITH_A_GANG and any(member.uid == pod.uid for member in members(look))
 
 
 def _never_began(pod: PodView) -> bool:

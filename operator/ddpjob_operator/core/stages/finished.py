@@ -81,29 +81,22 @@ def plan_finished(look: Look) -> Plan:
     left = seconds_to_live(look)
     if left is not None and left <= 0:
         return Plan(look.status, (DeleteJob(look.job.uid),))
-    going, policy = _going(look), look.job.spec.restart
+    unwanted, policy = clean_up(look, look.observed.pods), look.job.spec.restart
+    deleted = {deletion.uid for deletion in unwanted}
+    going = tuple(pod for pod in look.observed.pods if pod.deleting or pod.uid in deleted)
     forced = force_deletions(going, policy, look.now)
-    asked = [deletion for deletion in clean_up(look, look.observed.pods) if deletion.uid not in _uids(forced)]
+    by_force = {deletion.uid for deletion in forced}
+    asked = [deletion for deletion in unwanted if deletion.uid not in by_force]
     groups = all_groups(look) if all(pod.ended or pod.deleting for pod in look.observed.pods) else ()
     actions: tuple[Action, ...] = (
         *asked,
         *forced,
         *groups,
         *_initializer(look),
-        *_protection(look, _uids((*asked, *forced))),
+        *_protection(look, deleted | by_force),
     )
     lost = until_lost(going, Patience(policy.node_lost_seconds), look.now) if policy.force_delete_lost_pods else None
     return Plan(look.status, actions, requeue_after=soonest(left, lost))
-
-
-def _going(look: Look) -> tuple[PodView, ...]:
-    """Pods that a job which is over does not keep."""
-    deleted = _uids(clean_up(look, look.observed.pods))
-    return tuple(pod for pod in look.observed.pods if pod.deleting or pod.uid in deleted)
-
-
-def _uids(deletions: tuple[DeletePod, ...]) -> set[str]:
-    return {deletion.uid for deletion in deletions}
 
 
 def clean_up(look: Look, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:

@@ -15,7 +15,14 @@ from ddpjob_operator.core.failure.budget import refunded
 from ddpjob_operator.core.failure.decide import remember, with_clause
 from ddpjob_operator.core.failure.detect import CONSEQUENCES, NODE_LOST, Failure, Retry, end_of_restarted_node
 from ddpjob_operator.core.failure.node_exclusion import blame_node
-from ddpjob_operator.core.failure.node_lost import KUBELET_SECONDS, gone_nodes, is_unconfirmed, lost_nodes, patience
+from ddpjob_operator.core.failure.node_lost import (
+    KUBELET_SECONDS,
+    Patience,
+    gone_nodes,
+    is_unconfirmed,
+    lost_nodes,
+    patience,
+)
 from ddpjob_operator.core.failure.restart_rules import rule_on
 from ddpjob_operator.core.ledger.progress import failure_status
 from ddpjob_operator.core.values.actions import Event, soonest
@@ -29,7 +36,7 @@ _MAY_BE_CORRECTED = (*CONSEQUENCES, "PodDeleted")
 def with_late_cause(look: Look) -> tuple[Look, tuple[Event, ...]]:
     """The look with the cause on record, if there is a sign of it now, and its restart refunded."""
     last = look.status.last_failure
-    cause = next((found for pod in _unconfirmed(look) if (found := _sign(look, pod)) is not None), None)
+    cause = _cause(look)
     if last is None or cause is None:
         return look, ()
     message = with_clause(cause.message, f"at first this was {last.reason}: {last.message.partition(chr(10))[0]}")
@@ -56,12 +63,19 @@ def _unconfirmed(look: Look) -> tuple[PodView, ...]:
     return tuple(pod for pod in of_attempt if last.reason != "PodDeleted" or pod.name == last.pod_name)
 
 
-def _sign(look: Look, pod: PodView) -> Failure | None:
+def _cause(look: Look) -> Failure | None:
+    if not (pods := _unconfirmed(look)):
+        return None
+    allowed, gone = patience(look), gone_nodes(look)  # each walks all pods
+    return next((found for pod in pods if (found := _sign(look, pod, allowed, gone)) is not None), None)
+
+
+def _sign(look: Look, pod: PodView, allowed: Patience, gone: frozenset[str]) -> Failure | None:
     if (restarted := end_of_restarted_node(pod)) is not None:
         return restarted
-    if silent := lost_nodes((pod,), patience(look), look.now):
+    if silent := lost_nodes((pod,), allowed, look.now):
         return silent[0]
-    if not (is_unconfirmed(pod, look.now) and pod.node_name in gone_nodes(look)):
+    if not (is_unconfirmed(pod, look.now) and pod.node_name in gone):
         return None
     message = f"node {pod.node_name} does not confirm the deletion of pod {pod.name}"
     return Failure(NODE_LOST, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, time=pod.gone_by)

@@ -9,7 +9,7 @@ from builders import failed, make_job, make_pod, seen
 from tests.support.secret_names import VARIABLES
 
 from ddpjob_operator.core.failure.detect import Failure, Retry
-from ddpjob_operator.core.failure.log_tail import TAIL_CHARACTERS, log_tail, log_to_read
+from ddpjob_operator.core.failure.log_tail import TAIL_CHARACTERS, log_tail, log_to_read, whole_lines
 from ddpjob_operator.core.values.actions import ReadLog
 
 POD = failed(1, 1, "WorkerException")
@@ -118,3 +118,11 @@ def test_masking_takes_linear_time_in_a_log_that_a_tenant_writes() -> None:
     # a backtracking engine tries every split of the words between two `\w*`, cubic in their length: years for this
     hostile = "passw" * 20_000 + "\n"
     assert log_tail(make_job(), seen(POD, logs={POD.uid: hostile + "the end"}), failure()) == "the end"
+
+
+def test_no_second_half_of_a_secret_is_left_at_the_beginning() -> None:
+    text = b"key 0123456789abcdef\n" + b"epoch 1\n" * 10
+    cut = len(text) - len("key 01234567")
+    assert whole_lines(text, cut) == b"epoch 1\n" * 10
+    assert whole_lines(text, len(text)) == text
+    assert whole_lines(b"x" * 50, 20) == b"x" * 20, "of a line that is longer than all that is kept, its end"
