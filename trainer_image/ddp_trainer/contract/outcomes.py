@@ -70,10 +70,15 @@ def classify_exit(code: int) -> ExitClass:
     return BY_EXIT_CODE.get(code, (code, "WorkerException" if signal_of(code) is None else "WorkerKilled"))
 
 
+_AS_NEGATIVE: Final = frozenset({signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV})
+"""Signals that 256 - N stands for too, as in sys.exit(process.returncode). 255, of sys.exit(-1), stands for none."""
+
+
 def signal_of(code: int) -> str | None:
-    """The signal that an exit code stands for where a shell, or a script, passes on how a program ended: 128 + N."""
+    """The signal that an exit code stands for where a script passes on how a program ended: 128 + N, or 256 - N."""
+    number = 256 - code if 256 - code in _AS_NEGATIVE else code - 128
     try:
-        return signal.Signals(code - 128).name
+        return signal.Signals(number).name
     except ValueError:
         return None
 

@@ -454,7 +454,7 @@ _CRASH = (
         of=frozenset({"Stalled"}),
     ),
     Symptom(
-        r"\(128 \+ sigkill",
+        r"\((128 \+|256 -) sigkill",
         "",
         "A program that the script started was killed, usually for lack of memory: raise resources.limits.memory, and "
         "read the program's output.",

@@ -32,6 +32,8 @@ def raised_from(error: BaseException, cause: BaseException) -> BaseException:
         (SystemExit(2), (64, "UserError")),
         (SystemExit(143), (143, "Preempted")),
         (SystemExit(-1), (255, "WorkerException")),
+        (SystemExit(-9), (247, "WorkerKilled")),
+        (SystemExit(192), (192, "WorkerKilled")),
         (SystemExit("text"), (1, "WorkerException")),
         (MemoryError(), (1, "OutOfMemory")),
         (torch.OutOfMemoryError("CUDA out of memory."), (1, "OutOfMemory")),
@@ -154,6 +156,19 @@ def test_only_the_pod_of_rank_0_says_that_there_is_no_snapshot(rank, snapshot, s
     known = {"failures": [failure(rank, -15)], "stop_requested": True, "heartbeats": [beat]}
     cause = find_cause(ExitEvidence(wall=100, procs=1, nodes=3, started=1, **known))
     assert cause.message == f"stopped by SIGTERM after step 12{saved}"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (137, "exited with code 137 (128 + SIGKILL,"),
+        (192, "exited with code 192 (128 + SIGRTMAX,"),
+        (247, "exited with code 247 (256 - SIGKILL,"),
+        (255, "exited with code 255 without"),
+    ],
+)
+def test_an_exit_code_that_stands_for_a_signal_is_given_with_it(code, words):
+    assert words in find_cause(ExitEvidence(100.0, 1, started=1, agent_code=1, failures=[failure(0, code)])).message
 
 
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation")

@@ -279,7 +279,10 @@ def _by_exit_code(failure: Mapping[str, Any], evidence: ExitEvidence) -> ExitCau
 
 def _passed_on(code: int) -> str:
     name = signal_of(code)
-    return "" if name is None else f" (128 + {name}, as for a program that the signal ended)"
+    if name is None:
+        return ""
+    base = "128 +" if code == 128 + signal.Signals[name] else "256 -"
+    return f" ({base} {name}, as for a program that the signal ended)"
 
 
 def _finished_before(evidence: ExitEvidence) -> str:
