@@ -85,6 +85,15 @@ def gradient_without_a_value(folder: Path) -> None:
         (torch.zeros(1, requires_grad=True) * torch.inf).sqrt().sum().backward()
 
 
+def object_store_that_went_away(folder: Path) -> None:
+    """As torch raises it again, with more of a traceback than a termination message holds."""
+    frames = "".join(f'  File "/usr/lib/python3/botocore/x.py", line {line}, in send\n' for line in range(100))
+    raise RuntimeError(
+        "Caught ConnectionClosedError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        f"{frames}botocore.exceptions.ConnectionClosedError: Connection was closed before we received a valid response"
+    )
+
+
 def unsafe_file(folder: Path) -> None:
     class Command:
         def __reduce__(self) -> Any:
@@ -140,6 +149,7 @@ def cut_image(folder: Path) -> None:
         ),
         pytest.param(denied(errno.ENOSPC, "/mnt/shared/x"), "DiskFull", id="a full volume"),
         pytest.param(denied(errno.EDQUOT, "/mnt/shared/x"), "DiskFull", id="a quota"),
+        pytest.param(object_store_that_went_away, "NetworkError", id="an object store that went away"),
         pytest.param(denied(errno.EACCES, "/mnt/shared/x"), "PermissionDenied", id="a volume of another user's"),
         pytest.param(denied(errno.EACCES, "/etc/models"), "PermissionDenied", id="a folder of root's"),
         pytest.param(denied(errno.EROFS, "/opt/cache"), "ReadOnlyFileSystem", id="a root that is read-only"),

@@ -15,7 +15,7 @@ from typing import Final
 # search takes grows with the square of the text.
 _PEER_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset)|remote server shutdown|broken pipe|pair closure|monitoredBarrier"
-    r"|ncclRemoteError|remote process exited|NCCL communicator was aborted"
+    r"|^Operation timed out!|ncclRemoteError|remote process exited|NCCL communicator was aborted"
     r"|timed out waiting \d+ ?ms for (send|recv) operation"
     r"|Watchdog caught collective operation timeout|gloo.{0,500}(timed out|connection refused)"
     r"|gloo connectFullMesh failed|watchdog got stuck for \d+|store->get\('[^']*'\) got (error|exception)"
@@ -23,7 +23,13 @@ _PEER_LOST = re.compile(
     r"|failed to execute operation connect from rank|dump signal (from another rank|due to .{1,40} from +rank \d)",
     re.IGNORECASE | re.DOTALL,
 )
-_TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
+_FROM_OUTSIDE = re.compile(
+    r"^Caught \w{1,80} in DataLoader worker process \d|^Data processing error: |\bCAS service error\b", re.IGNORECASE
+)
+"""What torch raises again for a data loader worker, and hf_xet for a download: they talk to servers, not to ranks."""
+_TIMED_OUT = re.compile(
+    r"timed out waiting|collective operation timeout|socket timeout|: operation timed out!", re.IGNORECASE
+)
 _NO_RENDEZVOUS = re.compile(
     r"client socket has (timed out|failed to connect)|wait timeout after"
     r"|timed out after \d+ seconds waiting for clients|\d/\d+ clients joined",
@@ -73,6 +79,8 @@ _NOISE = re.compile(
 
 def peer_lost(text: str) -> bool:
     """Whether an error only says that another rank went away, or did not come in time."""
+    if _FROM_OUTSIDE.search(text) is not None:
+        return False
     return _PEER_LOST.search(text) is not None and _DEVICE_FAULT.search(text) is None
 
 

@@ -39,7 +39,9 @@ TRACES_OF_A_STOP = (PREEMPTED, LEFT, "WorkerKilled", *CONSEQUENCES)
 _FENCED = re.compile(r"attempt \d+ \(uid ([^)]+)\) is fenced: attempt (\d{1,6}) \(uid \1\) owns")
 STATUS_RESTORED = "StatusRestored"
 
-_TIMED_OUT = re.compile(r"timed out waiting|collective operation timeout|socket timeout", re.IGNORECASE)
+_TIMED_OUT = re.compile(
+    r"timed out waiting|collective operation timeout|socket timeout|: operation timed out!", re.IGNORECASE
+)
 
 _OVER_ITS_LIMIT = re.compile(
     r"ephemeral storage limit|ephemeral local storage usage exceeds|emptydir volume", re.IGNORECASE

@@ -253,7 +253,14 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
-        r"watchdog caught collective operation timeout|timed out waiting \d+ ?ms for (send|recv)|monitoredbarrier",
+        r"successfully reached monitoredbarrier, but received errors",
+        "",
+        "Another rank did not reach the barrier, or failed: rank 0 knows which; read the log of its pod.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r": operation timed out!|watchdog caught collective operation timeout|timed out waiting \d+ ?ms for (send|recv)"
+        r"|monitoredbarrier",
         "CollectiveTimeout",
         "A rank did not join a collective in time: look for a rank that skips it, waits for data, or is slow.",
         of=GENERAL | LOST,
@@ -438,7 +445,10 @@ _PROGRAM = (
     ),
     Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
-        r"|connection refused|\b(429|5\d\d) (client|server) error",
+        r"|connection refused|cas service error"
+        r"|(aiohttp|botocore|httpcore|httpx|urllib3)[\w.]*\.\w*(connect|maxretry|protocol|timeout)\w*error"
+        r"|caught \w*(connect|maxretry|protocol|timeout)\w* in dataloader worker"
+        r"|\b(429|5\d\d) (client|server) error",
         "NetworkError",
         "A server could not be reached: download data with initializers, and check DNS and NetworkPolicies.",
     ),

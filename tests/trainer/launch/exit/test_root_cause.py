@@ -47,6 +47,12 @@ def raised_from(error: BaseException, cause: BaseException) -> BaseException:
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41"), (1, "PeerLost")),
         (torch.distributed.DistBackendError("NCCL error: ncclRemoteError: remote process exited"), (1, "PeerLost")),
         (torch.distributed.DistNetworkError("recvValue failed: Connection reset by peer"), (1, "PeerLost")),
+        (torch.distributed.DistBackendError("Operation timed out!"), (1, "PeerLost")),
+        (
+            RuntimeError("Caught ConnectionClosedError in DataLoader worker process 0.\n…Connection was closed before"),
+            (1, "WorkerException"),
+        ),
+        (RuntimeError("CAS service error : Error: connection closed"), (1, "WorkerException")),
         (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), (1, "WorkerException")),
         (torch.distributed.DistNetworkError("The client socket has timed out after 60s"), (1, "RendezvousFailed")),
         (torch.distributed.DistStoreError("wait timeout after 300000ms, keys: /worker/1"), (1, "RendezvousFailed")),
@@ -174,15 +180,16 @@ def test_an_exit_code_that_stands_for_a_signal_is_given_with_it(code, words):
 TIMED_OUT = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation")
 
 
+@pytest.mark.parametrize("error", [TIMED_OUT, RuntimeError("Operation timed out!")])
 @pytest.mark.parametrize(("nodes", "rank"), [(1, 2), (2, 0)])
-def test_the_rank_that_did_not_time_out_is_blamed_only_if_all_ranks_of_the_gang_are_known(nodes, rank):
+def test_the_rank_that_did_not_time_out_is_blamed_only_if_all_ranks_of_the_gang_are_known(nodes, rank, error):
     evidence = ExitEvidence(
         wall=100.0,
         procs=3,
         nodes=nodes,
         started=3,
         agent_code=1,
-        outcomes=[record(0, TIMED_OUT, 1), record(1, TIMED_OUT, 2)],
+        outcomes=[record(0, error, 1), record(1, error, 2)],
         failures=[failure(2, -15)],
     )
     cause = find_cause(evidence)

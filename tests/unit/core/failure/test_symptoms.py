@@ -184,6 +184,14 @@ CASES = [
         "unable to mmap 1024 bytes from file <filename not specified>: Cannot allocate memory (12)",
     ),
     case(
+        "c10d/ProcessGroupGloo.cpp",
+        "PeerLost",
+        "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
+        "Please check rank 0 logs for faulty rank.",
+        "PeerLost",
+    ),
+    case("c10d/Work.cpp", "CollectiveTimeout", "rank 0 raised RuntimeError: Operation timed out!", "PeerLost"),
+    case(
         "aten/src/ATen/MapAllocator.cpp",
         "SharedMemoryFull",
         "unable to write to file </torch_12_34_0>: No space left on device (28)",
