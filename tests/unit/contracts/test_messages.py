@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import tomllib
@@ -47,8 +48,10 @@ def dump(name: str) -> str:
 
 def exception(entry: dict[str, Any]) -> BaseException:
     name, text = entry.get("raises", "RuntimeError"), entry["text"].strip()
-    kinds = {"RuntimeError": RuntimeError, "ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}
-    return (kinds.get(name) or getattr(torch.distributed, name))(text)
+    if name == "OutOfMemoryError":
+        return torch.OutOfMemoryError(text)
+    kind: type[BaseException] = getattr(builtins, name, None) or getattr(torch.distributed, name)
+    return kind(text)
 
 
 @pytest.fixture

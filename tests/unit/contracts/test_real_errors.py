@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
+import multiprocessing
 import os
 import signal
 import socket
@@ -85,6 +86,13 @@ def gradient_without_a_value(folder: Path) -> None:
         (torch.zeros(1, requires_grad=True) * torch.inf).sqrt().sum().backward()
 
 
+def no_room_for_a_lock(folder: Path) -> None:
+    """As in a full /dev/shm: multiprocessing's own call fails."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("_multiprocessing.SemLock", lambda *_: denied(errno.ENOSPC, "")(folder))
+        multiprocessing.Lock()
+
+
 def object_store_that_went_away(folder: Path) -> None:
     """As torch raises it again, with more of a traceback than a termination message holds."""
     frames = "".join(f'  File "/usr/lib/python3/botocore/x.py", line {line}, in send\n' for line in range(100))
@@ -149,6 +157,9 @@ def cut_image(folder: Path) -> None:
         ),
         pytest.param(denied(errno.ENOSPC, "/mnt/shared/x"), "DiskFull", id="a full volume"),
         pytest.param(denied(errno.EDQUOT, "/mnt/shared/x"), "DiskFull", id="a quota"),
+        pytest.param(denied(errno.ENOSPC, "/dev/shm/x"), "SharedMemoryFull", id="a full shared memory"),
+        pytest.param(denied(errno.ENOSPC, "/root/.cache/torch_extensions/x"), "DiskFull", id="a full cache"),
+        pytest.param(no_room_for_a_lock, "SharedMemoryFull", id="a full shared memory, for a lock"),
         pytest.param(object_store_that_went_away, "NetworkError", id="an object store that went away"),
         pytest.param(denied(errno.EACCES, "/mnt/shared/x"), "PermissionDenied", id="a volume of another user's"),
         pytest.param(denied(errno.EACCES, "/etc/models"), "PermissionDenied", id="a folder of root's"),
@@ -178,6 +189,12 @@ def test_cuda_on_an_image_for_the_cpu_is_explained(use: Callable[[], Any]) -> No
     with pytest.raises((AssertionError, AttributeError)) as raised:
         use()
     assert explained(raised.value).reason == "CUDANotInImage"
+
+
+def test_a_full_disk_of_the_node_is_not_taken_for_the_volume() -> None:
+    found = explained(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/torchinductor_root/x"))
+    assert found.reason == "DiskFull"
+    assert "not /mnt/shared" in found.advice
 
 
 def test_an_error_of_the_users_own_is_left_as_it_is() -> None:

@@ -50,6 +50,13 @@ def _xid(numbers: Iterable[int]) -> str:
 
 _GPU = (
     Symptom(
+        r"bind nvlink sharp \(nvls\) multicast memory",
+        "NCCLError",
+        "NVLink SHARP (NVLS) does not work on this node: restart its nvidia-fabricmanager, and reset its GPUs; until "
+        "then set NCCL_NVLS_ENABLE=0.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"uncorrectable (ecc|nvlink) error|hardware stack error|fallen off the bus"
         rf"|{_xid(number for number in range(1000) if number not in _SCRIPT_XIDS)}",
         "GPUFault",
@@ -68,7 +75,7 @@ _GPU = (
         "The node's NVIDIA driver is too old for the image's CUDA: update it, or use an image with an older CUDA.",
     ),
     Symptom(
-        r"no cuda gpus are available|found no nvidia driver|no cuda-capable device|no gpus found",
+        r"no (cuda|hip) gpus are available|found no nvidia driver|no cuda-capable device|no gpus found",
         "GPUMissing",
         "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and check the node's device plugin.",
     ),
@@ -119,7 +126,8 @@ _GPU = (
         r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered"
         r"|launch timed out and was terminated|cuda error: unknown error"
         rf"|{_xid(sorted(_SCRIPT_XIDS))}"
-        r"|(cublas|cudnn|cusolver|cusparse)_status_(execution_failed|internal_error|mapping_error)\b",
+        r"|(cublas|cudnn|cusolver|cusparse)_status_(execution_failed|internal_error|mapping_error)"
+        r"(_cu\w+|_unexpected_value|_compilation_failed|_bad_launch_param|_texture_creation_failed)?\b",
         "CUDAError",
         "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to find it. If only one node is affected, suspect its GPU.",
     ),
@@ -128,14 +136,32 @@ _GPU = (
 
 _MEMORY = (
     Symptom(
+        r"too many open files|received 0 items of ancdata",
+        "TooManyOpenFiles",
+        "Too many files are open: use fewer data loader workers, or torch.multiprocessing's file_system strategy.",
+    ),
+    Symptom(
+        r"unable to mmap .{0,200}cannot allocate memory",
+        "OutOfMemory",
+        "The process has too many memory mappings, or too little memory: send fewer, larger tensors from data loader "
+        "workers (NumPy arrays, whole batches), or raise vm.max_map_count on the node.",
+    ),
+    Symptom(
+        r"nvml_success == .{0,120}internal assert failed at .{0,80}cudacachingallocator",
+        "OutOfMemory",
+        "The device ran out of memory, and torch could not ask NVML how much is in use: reduce the micro-batch, and "
+        "check that `nvidia-smi` works in a pod on this node.",
+    ),
+    Symptom(
         r"the next attempt starts with micro-batches of",
         "OutOfMemory",
         "The next attempt halves the micro-batch and keeps the global batch. To start there, lower --micro-batch.",
         changes=True,
     ),
     Symptom(
-        r"out of shared memory|insufficient shared memory|bus error|\bSIGBUS\b|unable to (mmap|write to file </torch)"
-        r"|unable to open shared memory object|no space left on device.{0,80}(/dev/shm|torch_)"
+        r"out of shared memory|insufficient shared memory|bus error|\bSIGBUS\b"
+        r"|unable to (allocate shared memory|write to file </torch|open shared memory object)"
+        r"|(?s:semlock\(.*)no space left on device|no space left on device.{0,80}(/dev/shm|torch_\d)"
         r"|shared memory segment /dev/shm.{0,80}no space left on device",
         "SharedMemoryFull",
         "The shared memory /dev/shm is full: raise placement.shmSize, or use fewer data loader workers.",
@@ -164,14 +190,15 @@ _MEMORY = (
         "A data loader worker died, usually out of memory: raise its limit or shmSize, or use fewer workers.",
     ),
     Symptom(
+        r"unable to lock file, errno",
+        "",
+        "The HDF5 file is locked by another process, or its volume has no locks: open it with mode='r' on all ranks, "
+        "and set HDF5_USE_FILE_LOCKING=FALSE.",
+    ),
+    Symptom(
         r"can't start new thread|resource temporarily unavailable|pthread_create failed",
         "TooManyThreads",
         "The pod cannot start more threads: use fewer data loader workers, or raise the kubelet's podPidsLimit.",
-    ),
-    Symptom(
-        r"too many open files|received 0 items of ancdata",
-        "TooManyOpenFiles",
-        "Too many files are open: use fewer data loader workers, or torch.multiprocessing's file_system strategy.",
     ),
 )
 
@@ -197,6 +224,11 @@ _RANKS = (
         "Ranks called different collectives, or with different sizes: look for a branch on the rank or on its data. "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names both. All pods must have the same NCCL.",
         of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"gloo.{0,200}unable to find (address|interface) for",
+        "",
+        "gloo found no such network interface on this node: correct or remove GLOO_SOCKET_IFNAME.",
     ),
     Symptom(
         r"gloo connectfullmesh failed",
@@ -341,6 +373,13 @@ _FILES = (
         "job again.",
     ),
     Symptom(
+        r"no space left on device: '/(tmp|root|home|var|opt|usr)/",
+        "DiskFull",
+        "The node's disk is full, not /mnt/shared: move caches to the volume (HF_HOME, TRITON_CACHE_DIR, "
+        "TORCHINDUCTOR_CACHE_DIR, TMPDIR), or raise resources.requests.ephemeral-storage.",
+        of=GENERAL | {"DiskFull"},
+    ),
+    Symptom(
         r"no space left on device|disk quota exceeded|inline_container.{0,80}unexpected pos"
         r"|pytorchstreamwriter failed writing",
         "DiskFull",
@@ -436,6 +475,12 @@ _PROGRAM = (
         r"\b(401|403) client error|gatedrepoerror|invalid (user )?token|repositorynotfounderror",
         "AccessDenied",
         "Access to a download was denied: accept the model's terms, and pass a token from a Secret in env.",
+    ),
+    Symptom(
+        r"dataloader timed out after",
+        "",
+        "A data loader worker gave no batch in time: look for slow storage, or a worker that hangs; or raise the "
+        "DataLoader's timeout.",
     ),
     Symptom(
         r"filenotfounderror|\[errno 2\]",

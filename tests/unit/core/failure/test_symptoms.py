@@ -180,8 +180,20 @@ CASES = [
     ),
     case(
         "aten/src/ATen/MapAllocator.cpp",
-        "SharedMemoryFull",
+        "OutOfMemory",
         "unable to mmap 1024 bytes from file <filename not specified>: Cannot allocate memory (12)",
+    ),
+    case(
+        "c10/cuda/CUDACachingAllocator.cpp",
+        "OutOfMemory",
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1154, please report '
+        "a bug to PyTorch.",
+    ),
+    case(
+        "nccl/src/transport/nvls.cc",
+        "NCCLError",
+        "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be "
+        "performed in the present state'.",
     ),
     case(
         "c10d/ProcessGroupGloo.cpp",
@@ -191,6 +203,20 @@ CASES = [
         "PeerLost",
     ),
     case("c10d/Work.cpp", "CollectiveTimeout", "rank 0 raised RuntimeError: Operation timed out!", "PeerLost"),
+    case(
+        "gloo/transport/tcp/device.cc",
+        "WorkerException",
+        "[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find "
+        "address for: eth9",
+    ),
+    case(
+        "h5py",
+        "WorkerException",
+        "[Errno 11] Unable to synchronously open file (unable to lock file, errno = 11, error message = 'Resource "
+        "temporarily unavailable')",
+    ),
+    case("torch/utils/data/dataloader.py", "WorkerException", "DataLoader timed out after 120 seconds"),
+    case("ENOSPC", "DiskFull", "[Errno 28] No space left on device: '/tmp/torchinductor_root/x'", "DiskFull"),
     case(
         "aten/src/ATen/MapAllocator.cpp",
         "SharedMemoryFull",
