@@ -53,6 +53,16 @@ def test_a_second_checkpoint_of_a_step_is_an_error_and_the_first_one_stays(attac
     assert (run.latest() / "state.txt").read_text() == "first"
 
 
+def test_a_step_whose_checkpoint_would_not_be_found_is_refused(attach: Any) -> None:
+    """As of a program that counts tokens."""
+    run = attach()
+    run.resume()
+    save(run, 10**12 - 1)
+    assert run.latest().name == "checkpoint-999999999999"
+    with pytest.raises(UserError, match="from 0 to 999999999999; count optimizer steps, not tokens"):
+        save(run, 10**12)
+
+
 def test_a_run_goes_on_from_the_checkpoint_that_the_program_has_loaded(attach: Any) -> None:
     run = attach()
     run.resume()

@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+from argparse import Namespace
+from collections import UserDict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
@@ -34,6 +38,50 @@ def test_a_loss_of_more_than_one_number_is_refused(attach: Any) -> None:
 def test_a_total_that_is_no_whole_number_is_refused(attach: Any, steps: Any) -> None:
     with pytest.raises(UserError, match=r"total_steps=.*give a whole number"):
         attach(*model_and_optimizer(), total_steps=steps)
+
+
+@pytest.mark.parametrize("samples", [32.0, np.int64(32), torch.tensor(32), torch.tensor([32.0])], ids=repr)
+def test_a_snapshot_of_samples_that_a_tensor_has_counted_is_resumed_from(attach: Any, samples: Any) -> None:
+    """Its manifest could not be read again, so every snapshot of the run was set aside, and the next attempt began
+    anew.
+    """
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    for number in range(3):
+        run.step_end(step(model, optimizer), samples=samples, epoch_end=np.bool_(number == 1))
+    run.finish()
+    resumed = attach(*model_and_optimizer())
+    assert (resumed.resume(), resumed.samples, resumed.epoch) == (3, 96, 1)
+
+
+@pytest.mark.parametrize("samples", ["32", 32.5, -32, float("nan"), torch.ones(2)], ids=repr)
+def test_samples_that_are_no_whole_number_are_refused(attach: Any, samples: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    step(model, optimizer)
+    with pytest.raises(UserError, match=r"run.step_end\(…, samples=.*give a whole number"):
+        run.step_end(samples=samples)
+
+
+@pytest.mark.parametrize("config", [UserDict(lr=0.1), MappingProxyType({"lr": 0.1})], ids=lambda of: type(of).__name__)
+def test_settings_in_a_mapping_that_is_no_dict_are_in_a_snapshot_that_is_resumed_from(attach: Any, config: Any) -> None:
+    """Such as a DictConfig of OmegaConf: what was noted was its text, and no manifest could be read again."""
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, config={"optimizer": config})
+    run.resume()
+    run.step_end(step(model, optimizer))
+    run.finish()
+    folder = Path(run._snapshots.directory, f"step-{1:012d}")
+    assert Manifest.read(folder).config == {"optimizer": {"lr": 0.1}}
+    assert attach(*model_and_optimizer(), config=config).resume() == 1
+
+
+@pytest.mark.parametrize("config", [Namespace(lr=0.1), ["lr"], "lr", {("a", "b"): 1}], ids=repr)
+def test_settings_that_are_no_mapping_are_refused(attach: Any, config: Any) -> None:
+    with pytest.raises(UserError, match=r"attach\(…, config=…\): the settings "):
+        attach(*model_and_optimizer(), config=config)
 
 
 def test_a_phase_is_shown_and_its_time_is_no_step(attach: Any, tmp_path: Path) -> None:

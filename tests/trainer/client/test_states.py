@@ -69,6 +69,12 @@ def test_a_parameter_in_a_state_of_the_programs_own_is_not_refused(attach: Any) 
     attach(model, torch.optim.Adam([*model.parameters(), scale]), scale=Own(scale))
 
 
+def test_a_state_whose_name_is_that_of_no_file_is_refused(attach: Any) -> None:
+    """No save would have come to its end."""
+    with pytest.raises(UserError, match=r"'ema/0\.999' cannot be: leave out the slash"):
+        attach(*model_and_optimizer(), **{"ema/0.999": nn.Linear(4, 1)})
+
+
 def test_a_frozen_parameter_in_no_state_is_not_refused(attach: Any) -> None:
     model, frozen = nn.Linear(4, 4), nn.Parameter(torch.ones(3), requires_grad=False)
     attach(model, torch.optim.Adam([*model.parameters(), frozen]))

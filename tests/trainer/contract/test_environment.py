@@ -138,6 +138,13 @@ def test_packages_of_the_code_come_before_what_the_image_has_in_its_python_path(
     assert "PYTHONPATH" not in torchrun_environment(parse_pod(GOOD), {}, cpus=1)
 
 
+def test_ranks_know_the_number_of_their_node_by_the_name_that_composer_has_for_it():
+    pod = parse_pod(GOOD, Assignment(attempt=4, node_rank=1, nodes=3))
+    assert torchrun_environment(pod, {}, cpus=1)["NODE_RANK"] == "1"
+    assert torchrun_environment(pod, {"NODE_RANK": "7"}, cpus=1)["NODE_RANK"] == "7", "the job's own"
+    assert "NODE_RANK" not in torchrun_environment(replace(pod, node_rank=None), {}, cpus=1), "of a spare"
+
+
 def test_ipv6_addresses_are_bracketed():
     arguments = torchrun_arguments(parse_pod(GOOD | {"DDPJOB_RDZV_HOST": "fd00::7"}), Target("module", "m", ()))
     assert "--rdzv-endpoint=[fd00::7]:29500" in arguments

@@ -72,6 +72,39 @@ def test_a_plain_loop_shows_steps_samples_of_all_ranks_loss_and_learning_rate(se
     assert beat["totalSteps"] is None  # nothing says how many there will be
 
 
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", init_scale=4.0)], ids=["plain", "scaled"])
+def test_the_loss_is_the_one_of_the_backward_pass_where_the_script_reduces_it_in_place(seen: Any, scaler: Any) -> None:
+    """`dist.all_reduce(loss)` for a log of its own: the sum over all ranks was shown."""
+    model, last = torch.nn.Linear(3, 1), [0.0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for batch in _loader():
+            loss = _loss(model, batch)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            last[0] = loss.item()
+            loss.detach().mul_(8)
+            optimizer.step()
+
+    assert seen(train)["loss"] == pytest.approx(last[0])
+
+
+@pytest.mark.parametrize(("size", "rank", "has_met"), [(2, 0, False), (2, 1, False), (1, 0, False), (2, 0, True)])
+def test_ranks_that_have_not_met_at_the_first_step_are_said_to_train_for_themselves(
+    size: int, rank: int, has_met: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    batches = list(_loader())  # a loader asks the group for its rank
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: has_met)
+    observe(Heartbeat(None, rank=rank), world_size=size)
+    model = torch.nn.Linear(3, 1)
+    try:
+        _train(model, torch.optim.SGD(model.parameters(), lr=0.01), batches)
+    finally:
+        close_observer()
+    said = capfd.readouterr().err.count("its 2 ranks have not met in a process group: each trains for itself")
+    assert said == ((size, rank, has_met) == (2, 0, False))
+
+
 def test_backward_passes_between_two_steps_are_gradient_accumulation(seen: Any) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -9,9 +9,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.outcomes import outcome_of
+from ddp_trainer.rank import own_groups
 from ddp_trainer.rank.own_groups import RENDEZVOUS, Place, _install, variables_of_group
 
 TORCHRUNS, OWN = ("10.0.0.1", "29500"), ("localhost", "12355")
@@ -60,7 +62,7 @@ Join = Callable[[Place, str], tuple[str, bool]]
 
 
 @pytest.fixture
-def join(monkeypatch: pytest.MonkeyPatch) -> Join:
+def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Join]:
     """Asks for a group in the process that a Place names; returns the URL that torch gets, and whether it takes it that
     torchrun hosts the store.
     """
@@ -78,7 +80,9 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Join:
         _install(place)
         return next(handlers[url.partition(":")[0]](url))
 
-    return join
+    yield join
+    while own_groups._refusals:
+        own_groups._refusals.pop().remove()
 
 
 @pytest.mark.parametrize("place", [ALONE, Place(0, 1, TORCHRUNS, pid=os.getpid())], ids=["started", "rank"])
@@ -104,6 +108,20 @@ def test_the_group_of_all_ranks_at_a_tcp_address_of_its_own_meets_where_torchrun
 def test_ranks_that_each_rank_of_a_job_starts_are_refused_at_a_tcp_address(join: Join) -> None:
     with pytest.raises(UserError, match=r"rank 0 of 4 at localhost:12355.* as rank 1 of 2"):
         join(OF_TWO, "tcp://localhost:12355?rank=0&world_size=4")
+
+
+def test_a_script_that_takes_the_refusal_for_a_machine_with_one_process_is_refused_at_its_first_step(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`except Exception: world_size, rank = 1, 0`, as V-JEPA has it."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with pytest.raises(UserError):
+        join(OF_TWO, "tcp://localhost:12355?rank=0&world_size=4")
+    with pytest.raises(UserError, match=r"Leave out mp\.spawn"):
+        optimizer.step()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    optimizer.step()  # the script has tried again, rightly
 
 
 @pytest.mark.parametrize("numbers", ["?rank=0&world_size=4", ""])

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ddp_trainer.rank import unfinished_saves
-from ddp_trainer.rank.unfinished_saves import ACCELERATOR, TRAINER, UnfinishedSaves
+from ddp_trainer.rank.unfinished_saves import ACCELERATOR, SPEECHBRAIN, TRAINER, UnfinishedSaves
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +113,40 @@ def test_a_later_save_finishes_what_another_rank_has_begun(tmp_path: Path) -> No
         (folder / "optimizer.pt").touch()
     of_attempt(tmp_path, 2).remove()
     assert folder.exists()
+
+
+class Checkpointer:
+    """As SpeechBrain's: a folder with the first file is a checkpoint to it."""
+
+    def __init__(self, *, is_killed: bool) -> None:
+        self.is_killed = is_killed
+
+    def _save_checkpoint_metafile(self, path: Path, meta: Any = None) -> None:
+        path.write_text("unixtime: 1\n")
+
+    def save_checkpoint(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        self._save_checkpoint_metafile(folder / "CKPT.yaml")
+        if self.is_killed:
+            raise KeyboardInterrupt
+        (folder / "model.ckpt").touch()
+
+
+def test_a_checkpoint_of_speechbrain_that_was_not_finished_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_save_checkpoint_metafile", "save_checkpoint"):
+        monkeypatch.setattr(Checkpointer, name, getattr(Checkpointer, name))
+    module: Any = ModuleType(SPEECHBRAIN)
+    module.Checkpointer = Checkpointer
+    monkeypatch.setitem(sys.modules, SPEECHBRAIN, module)
+    of_attempt(tmp_path, 0)._watch_speechbrain()
+    Checkpointer(is_killed=False).save_checkpoint(Path("save/CKPT+1"))
+    with contextlib.suppress(KeyboardInterrupt):
+        Checkpointer(is_killed=True).save_checkpoint(Path("save/CKPT+2"))
+    of_attempt(tmp_path, 1).remove()
+    assert list(Path("save").iterdir()) == [Path("save/CKPT+1")]
+    assert not list((tmp_path / "unfinished").iterdir())
 
 
 def test_a_whole_checkpoint_below_a_folder_whose_save_failed_is_left(tmp_path: Path) -> None:

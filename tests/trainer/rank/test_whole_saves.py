@@ -106,6 +106,28 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file_and_the_next_one_clear
     assert torch.equal(torch.load(path), torch.zeros(3))
 
 
+@pytest.mark.processes
+def test_a_file_that_is_written_from_memory_as_ultralytics_does_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    path = saves / "last.pt"
+    lines = """
+import io, os, resource, signal
+from pathlib import Path
+import torch
+for values in (torch.ones(3), torch.zeros(1 << 20)):
+    buffer = io.BytesIO()
+    torch.save(values, buffer)
+    if len(values) > 3:  # the kernel ends the rank in the middle of the file
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    Path(PATH).write_bytes(buffer.getvalue())
+"""
+    ended = run_rank(f"PATH = {str(path)!r}\n{lines}", tmp_path)
+    assert ended.returncode == -signal.SIGXFSZ, ended.stderr
+    assert torch.equal(torch.load(path), torch.ones(3))
+
+
 LOOKS = """
 from pathlib import Path
 print(sorted(str(path.relative_to(FOLDER)) for path in Path(FOLDER).rglob("*.pt")), flush=True)
@@ -172,7 +194,7 @@ def before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have what `save_whole_files` changes in this process taken back at the end of a test."""
     process = multiprocessing.process.BaseProcess
     changed = ((torch.serialization, "save"), (torch, "save"), (LocalFileOpener, "commit"), (process, "start"))
-    for place, name in changed:
+    for place, name in (*changed, (Path, "write_bytes")):
         monkeypatch.setattr(place, name, getattr(place, name))
 
 

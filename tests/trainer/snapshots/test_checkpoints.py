@@ -11,7 +11,7 @@ import pytest
 from tests.support.starting import starts_processes
 from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun
 
-from ddp_trainer.snapshots.checkpoints import Checkpoints, share_out
+from ddp_trainer.snapshots.checkpoints import Checkpoints, _unfinished, share_out
 from ddp_trainer.snapshots.trust.disk import is_cached
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.values import Identity, Progress
@@ -108,6 +108,24 @@ def test_what_dcp_saved_is_loaded_by_dcp(seen: Any) -> None:
     results = [ranks["what_dcp_saved_is_loaded_by_dcp"] for ranks in seen]
     assert [result["local"] for result in results] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
     assert all(result["files"] == 3 for result in results)  # .metadata and a file a rank
+
+
+@pytest.mark.parametrize(
+    ("names", "unfinished"),
+    [
+        ({"__0_0.distcp", "__1_0.distcp", ".metadata"}, set()),
+        ({"a/__0_0.distcp", ".metadata"}, {"a/__0_0.distcp"}),
+        # dcp.save(…, use_collectives=False)
+        ({"__0_0.distcp", "__0_1.distcp", "__0.metadata", "__10_0.distcp", "__10.metadata"}, set()),
+        ({"__1_0.distcp", "__0.metadata", "__0_0.distcp"}, {"__1_0.distcp"}),
+        ({"__0_0.distcp", ".metadata.tmp", "__0.metadata.tmp"}, {"__0_0.distcp"}),
+    ],
+    ids=["whole", "of another folder", "one for each rank", "of another rank", "not renamed"],
+)
+def test_a_save_of_dcp_is_whole_with_the_metadata_of_all_ranks_or_of_its_own(
+    names: set[str], unfinished: set[str]
+) -> None:
+    assert _unfinished(names) == unfinished
 
 
 def test_a_rank_that_never_comes_is_an_error_after_the_deadline_and_no_checkpoint(seen: Any) -> None:

@@ -184,6 +184,34 @@ def test_a_rank_that_follows_knows_when_the_first_has_saved(monkeypatch: pytest.
     assert follower._timetable.since_save(clock.now) == 46.0
 
 
+def test_auto_counts_no_attempt_of_an_earlier_job_of_the_name(tmp_path: Path) -> None:
+    """As of one that runs every night."""
+    for night in range(60):
+        Fence.acquire(tmp_path, created=1 + night, attempt=0, uid=f"uid-{night}")
+    due = SaveSchedule(SaveInterval.parse("auto"), Ranks(0, 1), tmp_path, nodes=1, uid="uid-59")
+    due.start(0)
+    chosen = due.saved(SnapshotEvent("saved", 1, "", stall_seconds=0.1, save_seconds=1.0)).interval
+    assert chosen is not None
+    assert chosen.failures == 0
+
+
+def test_a_loop_that_never_says_that_an_epoch_has_ended_is_told_once_that_nothing_is_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
+    for says in (True, False):
+        clock.now = 0.0
+        due = SaveSchedule(SaveInterval.parse("2epochs"), Ranks(0, 1), tmp_path, nodes=1)
+        due.start(0)
+        saves_in(due, clock, 600)
+        due.after(Progress(601, 1, 0), epoch_end=says)
+        saves_in(due, clock, 3600)
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == (not says)
+    assert "saved every 2epochs, and no step has ended an epoch for 30 minutes" in lines[0]
+
+
 def test_auto_chooses_after_a_save_without_reading_the_volume(tmp_path: Path) -> None:
     for attempt in (0, 1, 2):
         (tmp_path / "job").mkdir(exist_ok=True)

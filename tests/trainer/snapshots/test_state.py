@@ -117,6 +117,15 @@ def test_what_a_snapshot_cannot_hold_is_refused_with_its_path(value: Any) -> Non
         there_and_back({"groups": [{"hook": value}]})
 
 
+@pytest.mark.parametrize("key", [torch.ones(2), torch.nn.Parameter(torch.ones(2)), (torch.ones(2), 1)], ids=repr)
+def test_a_tensor_as_a_key_is_refused_since_it_could_not_be_read_again(key: Any) -> None:
+    """As in the state of wrappers such as Lookahead of pytorch_optimizer: each save succeeded, and no attempt could
+    resume.
+    """
+    with pytest.raises(SnapshotError, match=r"a key of slow is a .*name them, or number them"):
+        there_and_back({"slow": {key: torch.zeros(2)}})
+
+
 def test_a_tensor_subclass_is_not_saved_as_less_than_it_is() -> None:
     class Sharded(torch.Tensor):
         pass

@@ -116,6 +116,16 @@ def test_a_bad_snapshot_is_refused_set_aside_and_the_one_before_used(volume: Any
         assert reason in (aside / "reason.txt").read_text()
 
 
+def test_a_manifest_that_could_not_be_read_again_is_no_snapshot(volume: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = volume.writer()
+    volume.save(store, 1)
+    to_json = Manifest.to_json
+    monkeypatch.setattr(Manifest, "to_json", lambda own: to_json(replace(own, samples=float(own.samples))))
+    with pytest.raises(SnapshotError, match=r"samples is .*, not a whole number"):
+        volume.save(store, 2)
+    assert volume.names() == {volume.step(1).name}
+
+
 def test_where_no_snapshot_verifies_there_is_none(volume: Any) -> None:
     store = volume.writer()
     for step in (1, 2):

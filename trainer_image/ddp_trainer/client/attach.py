@@ -40,6 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_trainer.client.own_values import whole
 from ddp_trainer.client.run import Run
 from ddp_trainer.client.states import prepared
 from ddp_trainer.contract.environment import JobEnvironment, parse_job, parse_rank
@@ -155,8 +156,8 @@ def begun(
         observer.heartbeat if observer is not None else _heartbeat(environ, world),
         log=log,
         observer=observer,
-        global_batch=_whole("global_batch", global_batch),
-        total_steps=None if total_steps is None else _whole("total_steps", total_steps),
+        global_batch=whole("attach", "global_batch", global_batch),
+        total_steps=None if total_steps is None else whole("attach", "total_steps", total_steps),
         modules=lambda: [module() for module in modules],
         data_waits=observer.data_waits if observer is not None else data_waits.attached(),
         **settings,
@@ -177,13 +178,6 @@ def _device(model: nn.Module | None) -> torch.device:
         if not takes_host or (model is None and "nccl" in backend):
             return torch.device("cuda", torch.cuda.current_device())
     return device
-
-
-def _whole(name: str, value: Any) -> int:
-    """A number that the job's status shows. Raises UserError for text, such as an argument that was not converted."""
-    if isinstance(value, str) or int(value) != value:
-        raise UserError(f"attach(…, {name}={value!r}): give a whole number")
-    return int(value)
 
 
 def _world(environ: Mapping[str, str], device: torch.device) -> World:

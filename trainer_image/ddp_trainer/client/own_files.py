@@ -41,7 +41,7 @@ class OwnFiles:
         self._schedule: SaveSchedule | None = None
         if ranks is not None:
             every = SaveInterval.parse(job.snapshot_every)
-            self._schedule = SaveSchedule(every, ranks, directory, nodes=job.nodes)
+            self._schedule = SaveSchedule(every, ranks, directory, nodes=job.nodes, uid=job.uid)
 
         def checkpointed(event: SnapshotEvent) -> None:
             chosen = self._schedule.saved(event) if self._schedule and event.result == "saved" else event

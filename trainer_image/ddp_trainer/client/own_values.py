@@ -1,10 +1,13 @@
-"""Values of the program's own that it logs: which names and numbers they may have, and how many there may be."""
+"""Values of the program's own: which names and numbers those that it logs may have, and how many there may be; whole
+numbers and settings, which have to be such in a manifest, or no snapshot could be read again.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.standard_error import say
@@ -13,6 +16,38 @@ MOST_VALUES: Final = 64
 """Names of values that a run may log: each is a series of Prometheus."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,63}")
+
+
+def whole(call: str, name: str, value: Any) -> int:
+    """The number, which a tensor or NumPy may have counted. Raises UserError for what is no whole number of at least 0,
+    such as text: an argument that was not converted.
+    """
+    try:
+        number = int(value)
+        is_whole = not isinstance(value, str) and number >= 0 and bool(number == value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a tensor with several elements
+        number, is_whole = 0, False
+    if not is_whole:
+        raise UserError(f"{call}(…, {name}={value!r}): give a whole number")
+    return number
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """`config` as JSON, mappings in it that are no dict included, such as those of OmegaConf. Raises UserError."""
+    if not isinstance(config, Mapping):
+        raise UserError(
+            f"attach(…, config=…): the settings are a {type(config).__qualname__}, not a mapping; give a dict, such as "
+            "vars(arguments) of argparse, or dataclasses.asdict(settings)"
+        )
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(config), default=_plain))
+    except Exception as error:  # a setting may be of any kind
+        raise UserError(f"attach(…, config=…): the settings cannot be noted as JSON: {error}") from error
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 class OwnValues:

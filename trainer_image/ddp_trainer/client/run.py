@@ -16,7 +16,6 @@ run.checkpoint(step), run.latest()      files of the program's own, at any time
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +29,7 @@ from torch.optim import Optimizer
 from ddp_trainer.client.finite import FiniteLosses, are_finite
 from ddp_trainer.client.order import CallOrder
 from ddp_trainer.client.own_files import OwnFiles
-from ddp_trainer.client.own_values import OwnValues
+from ddp_trainer.client.own_values import OwnValues, settings, whole
 from ddp_trainer.client.states import LOSSES, States
 from ddp_trainer.client.steps import PLOT_STEPS, Change, Steps
 from ddp_trainer.contract.environment import JobEnvironment
@@ -48,6 +47,7 @@ from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
 from ddp_trainer.snapshots.session import Progress, Snapshots
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.names import LAST_STEP
 
 PHASES: Final = ("load", "validate", "save")
 """What a program may say that it does between steps; each has the longest allowance of the stall detection."""
@@ -103,7 +103,7 @@ class Run:
         self._observer = observer
         self._log = log
         self._code_sha256 = job.code_sha256
-        self._config = None if config is None else json.loads(json.dumps(config, default=str))
+        self._config = None if config is None else settings(config)
         # a group of its own, where training uses NCCL
         needed = not states.saved or job.non_finite_loss == "Rollback"
         self._ranks = Ranks(world.rank, world.size if needed else 1)
@@ -346,6 +346,8 @@ class Run:
     ) -> None:
         if self._stopping:
             raise Preempted(f"asked to stop; the run ends after step {self.step}")
+        epoch_end = bool(epoch_end)  # NumPy's and a tensor's would be in the number of the epoch
+        samples = self._global_batch if samples is None else whole("run.step_end", "samples", samples)
         has_updated = self._order.step_ended(has_loss=loss is not None)
         if not has_updated:
             gradient_norm = None  # the weights are what they were
@@ -354,7 +356,7 @@ class Run:
         self._steps.end(
             loss,
             weight=weight,
-            samples=self._global_batch if samples is None else samples,
+            samples=samples,
             epoch_end=epoch_end,
             gradient_norm=gradient_norm,
             has_drawn=self._snapshots is None or self._snapshots.has_drawn(),
@@ -549,8 +551,11 @@ class Run:
         a step that has a checkpoint of this attempt.
         """
         at = self.step if step is None else int(step)
-        if at < 0:
-            raise UserError(f"run.checkpoint({step}): a step is a whole number of at least 0")
+        if not 0 <= at <= LAST_STEP:
+            raise UserError(
+                f"run.checkpoint({step}): a step is a whole number from 0 to {LAST_STEP}; count optimizer steps, not "
+                "tokens"
+            )
         kind: Literal["preempted", "periodic"] = "preempted" if self._stopping else "periodic"
         progress = Progress(at, self.epoch, self.samples)
         finite = self._loss_is_finite()

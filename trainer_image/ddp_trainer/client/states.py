@@ -70,6 +70,8 @@ def prepared(
     if unknown := sorted(set(changes_with_optimizer) - given.keys()):
         raise UserError(f"changes_with_optimizer names {unknown[0]!r}, which is no state; there are {sorted(given)}")
     for name, value in given.items():
+        if "/" in name or "\0" in name:
+            raise UserError(f"a state has a file of its name, which {name!r} cannot be: leave out the slash")
         _refuse(name, value)
     _check_scalers(given)
     live = {name: unwrapped(value) for name, value in given.items()}

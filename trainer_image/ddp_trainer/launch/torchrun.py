@@ -63,6 +63,9 @@ def place_variables(pod: PodEnvironment, inherited: Mapping[str, str]) -> dict[s
     """The pod's place of now, which may have been another when the pod was made, and packages installed since."""
     place = {"ATTEMPT": pod.attempt, "NODE_RANK": pod.node_rank, "NODES": pod.nodes}
     variables = {f"DDPJOB_{name}": str(value) for name, value in place.items()}
+    if pod.node_rank is not None and "NODE_RANK" not in inherited:
+        # torchrun calls it GROUP_RANK; Composer needs this name, with several ranks, to load a checkpoint
+        variables["NODE_RANK"] = str(pod.node_rank)
     if pod.site_packages is not None:
         others = [path for path in (inherited.get("PYTHONPATH"),) if path]
         variables["PYTHONPATH"] = os.pathsep.join([str(pod.site_packages), *others])

@@ -279,8 +279,9 @@ class ScriptObserver:
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
         if at_replays(before=functools.partial(self._or_give_up, self._backward_begins_with, loss)):
-            return
-        self._backward_begins_with(loss)
+            return  # each replay writes into the same tensor
+        # a script may reduce its loss over all ranks in place, for a log of its own, before or after the step
+        self._backward_begins_with(loss.clone())
 
     def _backward_begins_with(self, loss: Tensor) -> None:
         self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
@@ -315,6 +316,8 @@ class ScriptObserver:
             return
         if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
+        if not self._step:
+            self._say_if_alone()
         before = self._steps_before(optimizer) if self._before is None else self._before
         now, steps = self._clock(), self._step + 1
         self._step = steps
@@ -356,6 +359,19 @@ class ScriptObserver:
             return True
         self._parts[optimizer] = self._passes, groups
         return False
+
+    def _say_if_alone(self) -> None:
+        """At the first step: ranks that have not met do not know of each other."""
+        distributed = sys.modules["torch.distributed"]
+        has_met = distributed.is_available() and distributed.is_initialized()
+        if has_met or self._world_size == 1 or self._heartbeat.rank:
+            return
+        say(
+            f"ddp_trainer: the script takes its first step, and its {self._world_size} ranks have not met in a process "
+            "group: each trains for itself, on all the data, and writes the same files. Call "
+            "torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or set nodes: 1 and "
+            "procsPerNode: 1"
+        )
 
     def _steps_before(self, optimizer: Optimizer) -> int:
         """At the first step of this process: those before it are in the state that the script has loaded, if any."""

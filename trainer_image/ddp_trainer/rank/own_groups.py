@@ -36,6 +36,8 @@ from ddp_trainer.rank.live_scripts import NEEDED
 
 RENDEZVOUS: Final = "torch.distributed.rendezvous"
 _TORCHRUN_HOSTS: Final = "TORCHELASTIC_USE_AGENT_STORE"
+_refusals: Final[list[Any]] = []
+"""Hooks of torch."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,26 @@ def _torchrun_hosts() -> bool:
 
 def _meet(place: Place, rank: int, size: int, asked: tuple[str, str]) -> None:
     """Set the variables of a group that is asked for at the address `asked`."""
-    os.environ.update(variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid))
+    try:
+        variables = variables_of_group(place, rank, size, asked, in_rank=os.getpid() == place.pid)
+    except UserError as error:
+        _refuse_steps(str(error))
+        raise
+    os.environ.update(variables)
     if _torchrun_hosts() and asked != place.address:
         _say_where(place, f"at {':'.join(asked)}")
+
+
+def _refuse_steps(why: str) -> None:
+    """Also the first step of a script that takes any error for a machine with one process, as V-JEPA's does: each rank
+    would train for itself, and the job would succeed.
+    """
+
+    def refuse(*_: object) -> None:
+        if not sys.modules["torch.distributed"].is_initialized():
+            raise UserError(why)
+
+    _refusals.append(sys.modules["torch.optim.optimizer"].register_optimizer_step_pre_hook(refuse))
 
 
 def _torchruns(place: Place) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """A checkpoint that a library saves file by file is not found half done by the next attempt.
 
-`Trainer` of transformers, `Accelerator.save_state` and `torch.distributed.checkpoint.save` write a checkpoint as a
-folder, and a script resumes from the newest folder. A rank that is killed in between leaves one that no attempt can
-load, and the job fails though older checkpoints are whole. So a rank notes the folder before such a save, and takes the
-note back after it. Before its script, each rank removes the folders that earlier attempts have not finished.
+`Trainer` of transformers, `Accelerator.save_state`, SpeechBrain's `Checkpointer` and
+`torch.distributed.checkpoint.save` write a checkpoint as a folder, and a script resumes from the newest folder. A rank
+that is killed in between leaves one that no attempt can load, and the job fails though older checkpoints are whole. So
+a rank notes the folder before such a save, and takes the note back after it. Before its script, each rank removes the
+folders that earlier attempts have not finished.
 
 Only a folder that was empty before the save is noted: in any other there may be files that are not of the save. One
 that has the file that its library writes last is whole: what the library does afterwards, as removing older
@@ -31,6 +32,7 @@ from ddp_trainer.rank.after_import import after_import
 TRAINER: Final = "transformers.trainer"
 ACCELERATOR: Final = "accelerate.accelerator"
 DCP: Final = "torch.distributed.checkpoint"
+SPEECHBRAIN: Final = "speechbrain.utils.checkpoints"
 _RANK: Final = "-rank-"
 _OF_A_RANK: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+")
 """A file that each rank writes, and another one may have written by now."""
@@ -102,6 +104,7 @@ class UnfinishedSaves:
         after_import(TRAINER, self._watch_trainer)
         after_import(ACCELERATOR, self._watch_accelerator)
         after_import(DCP, self._watch_dcp)
+        after_import(SPEECHBRAIN, self._watch_speechbrain)
 
     def _watch_trainer(self) -> None:
         # a module of the script may have the same name
@@ -116,6 +119,33 @@ class UnfinishedSaves:
         package = sys.modules[DCP]
         self._wrap(package, "save", _of_dcp, lambda *_: ".metadata")
         package.state_dict_saver.save = package.save  # which async_save calls
+
+    def _watch_speechbrain(self) -> None:
+        """It gives its folder a name with the time, and takes it for a checkpoint from the first file on."""
+        checkpointer: Any = getattr(sys.modules[SPEECHBRAIN], "Checkpointer", None)
+        begin, save = (getattr(checkpointer, name, None) for name in ("_save_checkpoint_metafile", "save_checkpoint"))
+        if begin is None or save is None:
+            return
+        noted: list[Path] = []
+
+        @functools.wraps(begin)
+        def noting(own: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                folder = Path(path).parent.absolute()
+                if _is_new(folder):
+                    self._note(folder, None)
+                    noted.append(folder)
+            return begin(own, path, *args, **kwargs)
+
+        @functools.wraps(save)
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            noted.clear()
+            saved = save(*args, **kwargs)
+            for folder in noted:
+                self._take_back(folder)
+            return saved
+
+        checkpointer._save_checkpoint_metafile, checkpointer.save_checkpoint = noting, whole
 
     def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None], last: Callable[..., str]) -> None:
         save = getattr(owner, name, None)

@@ -4,6 +4,8 @@ Many scripts write their checkpoint over the last one, in place. A rank that is 
 its node, 2 s after SIGTERM where the whole gang restarts) would leave a file cut short, and no later attempt could load
 it. `torch.save` to a path writes beside it therefore, and renames: the path has the old file or the new one.
 
+Ultralytics saves into memory, and writes that to its place by `Path.write_bytes`, which does the same for a zip file.
+
 Lightning writes by a transaction of fsspec, into the folder for temporary files. In a pod that is another file system
 than the volume: the file was copied to its place, and is copied beside it now.
 
@@ -48,6 +50,8 @@ ROOM: Final = 1.1
 MEMORY: Final = Path("/dev/shm")  # noqa: S108
 """Files there count as memory of the pod: two of them may end it, and none outlasts it."""
 _SAVING: Final = ".ddpjob-saving-"
+_ZIP: Final = b"PK\x03\x04"
+"""With which a file of `torch.save` begins."""
 _PROBE_BYTES: Final = 1 << 20
 _NOTE: Final = re.compile(r"(?P<uid>.+)-(?P<attempt>[0-9]+)-[^-]+\.jsonl")
 _MOST_NOTED: Final = 256
@@ -166,6 +170,19 @@ def _install(saver: _Saver) -> None:
             if path is None or not beside.write(path, Path(f).name, lambda file: save(obj, file, *args, **kwargs)):
                 save(obj, f, *args, **kwargs)
 
+    write_bytes = Path.write_bytes
+
+    @functools.wraps(write_bytes)
+    def whole_bytes(path: Path, data: Any) -> int:
+        if bytes(memoryview(data).cast("B")[:4]) != _ZIP:
+            return write_bytes(path, data)
+        with _sigterm_afterwards():
+            place = _replaceable(path, saver.files)
+            if place is None or not beside.write(place, path.name, lambda file: write_bytes(Path(file), data)):
+                return write_bytes(path, data)
+        return memoryview(data).nbytes
+
+    Path.write_bytes = whole_bytes  # type: ignore[assignment, method-assign]
     whole.is_whole = True  # type: ignore[attr-defined]
     # `torch` takes the name over while it is imported, which is done where torch was there before
     for name in (SERIALIZATION, "torch"):

@@ -14,6 +14,7 @@ nothing behind, and no rank waits longer than `timeout` for another.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -351,9 +352,17 @@ def share_out(sizes: Sequence[int], cached: Sequence[Sequence[bool]], ranks: int
 
 
 def _unfinished(names: Iterable[str]) -> set[str]:
-    """Files of torch.distributed.checkpoint whose save has not come to its end, where it writes `.metadata`."""
+    """Files of torch.distributed.checkpoint whose save has not come to its end, where it writes `.metadata`: one for
+    all ranks, or with `use_collectives=False` one for each.
+    """
     found = {PurePosixPath(name) for name in names}
-    return {str(path) for path in found if path.suffix == ".distcp" and path.with_name(".metadata") not in found}
+    return {str(path) for path in found if path.suffix == ".distcp" and found.isdisjoint(_written_last(path))}
+
+
+def _written_last(path: PurePosixPath) -> set[PurePosixPath]:
+    rank = re.match(r"__[0-9]+(?=_)", path.name)
+    names = (".metadata", *([f"{rank[0]}.metadata"] if rank else []))
+    return {path.with_name(name) for name in names}
 
 
 def _part(manifest: Manifest, rank: int, ranks: int) -> Manifest:

@@ -8,6 +8,7 @@ half of the remaining time away at the pace just seen, and at most MOST_STEPS: t
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import re
 import time
@@ -22,11 +23,15 @@ from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust.fence import Attempt, history
 from ddp_trainer.snapshots.values import ChosenInterval, Progress, SnapshotEvent
 
+log = logging.getLogger(__name__)
+
 _PATTERN = re.compile(r"([1-9][0-9]{0,8})\s*(step|epoch|second)s?")
 AUTO_BEGINS_WITH = 60
 """Seconds until the first save of `auto`, which then knows what one costs."""
 MOST_STEPS = 128
 """Between two checks. Each is a broadcast over gloo: more of them would show beside steps of a millisecond."""
+EPOCH_SECONDS = 1800.0
+"""After so long without the end of an epoch, a line says what has to say that there was one."""
 Unit = Literal["steps", "epochs", "seconds", "auto"]
 
 
@@ -143,20 +148,28 @@ def choose(
 class SaveSchedule:
     """Asks `every` after each step. Times are looked at together at agreed steps only; see `every`."""
 
-    def __init__(self, every: SaveInterval, ranks: Ranks, directory: Path, *, nodes: int) -> None:
+    def __init__(
+        self, every: SaveInterval, ranks: Ranks, directory: Path, *, nodes: int, uid: str | None = None
+    ) -> None:
+        """`uid` is the job's: earlier ones of the name have left attempts in `directory` too. None counts all."""
         self.every = every
+        self._uid = uid
         self._ranks = ranks
         self._directory = directory
         self._nodes = nodes
         self._timetable: TimedInterval | None = None
         self._next_look = 0
         self._history: Sequence[Attempt] = ()
+        self._awaited_since: float | None = None
+        """The end of an epoch, where it decides and none has come."""
 
     def start(self, step: int) -> None:
         """Training begins after `step` finished steps; intervals of time are counted from now."""
         if self.every.is_timed:
             self._timetable = TimedInterval(float(self.every.count), step=step, now=time.monotonic())
             self._next_look = step + 1
+        elif self.every.unit == "epochs" and self._ranks.rank == 0:
+            self._awaited_since = time.monotonic()
         self._read_history()
 
     def go_on(self, step: int) -> None:
@@ -179,13 +192,28 @@ class SaveSchedule:
             # Now, not at each save: the thread that trains never waits for the volume, and a later attempt fences this
             # one. Without its history an interval is as good as that of a first attempt.
             with contextlib.suppress(OSError), storage_awaited():
-                self._history = history(self._directory)
+                self._history = [attempt for attempt in history(self._directory) if self._uid in (None, attempt.uid)]
 
     def after(self, progress: Progress, *, epoch_end: bool) -> bool:
         """Whether to save after this step. Raises RuntimeError before `start`."""
         if self.every.is_timed:
             return self._is_time(progress.step)
+        if self._awaited_since is not None:
+            self._await_epoch(epoch_end=epoch_end)
         return self.every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
+
+    def _await_epoch(self, *, epoch_end: bool) -> None:
+        assert self._awaited_since is not None
+        waits = not epoch_end and time.monotonic() - self._awaited_since < EPOCH_SECONDS
+        if not epoch_end and not waits:
+            log.warning(
+                "snapshots are saved every %s, and no step has ended an epoch for %.0f minutes: the last step_end of "
+                "an epoch gets epoch_end=True, or there will be none; or save every so many steps or seconds",
+                self.every,
+                EPOCH_SECONDS / 60,
+            )
+        if not waits:
+            self._awaited_since = None
 
     def saved(self, event: SnapshotEvent) -> SnapshotEvent:
         """Learn from a save what the next interval is to be; the event, with `interval` if one was chosen."""

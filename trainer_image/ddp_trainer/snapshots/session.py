@@ -125,7 +125,7 @@ class Snapshots:
         """Of this rank, from `has_drawn` to the end of the step."""
         self._saver: Saver | None = None
         self._store: SnapshotStore | None = None
-        self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes)
+        self._schedule = SaveSchedule(every, self._ranks, directory, nodes=identity.nodes, uid=identity.uid)
 
     @classmethod
     def of_job(

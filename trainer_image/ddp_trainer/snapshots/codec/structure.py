@@ -150,9 +150,16 @@ def _is_dtensor(value: Tensor) -> bool:
 
 
 def _pairs(value: Mapping[Any, Any], path: str, tensors: dict[str, Tensor], sharded: bool) -> list[list[Any]]:
-    return [
-        [encode(key, path, {}), encode(item, _join(path, key), tensors, sharded=sharded)] for key, item in value.items()
-    ]
+    return [[_key(key, path), encode(item, _join(path, key), tensors, sharded=sharded)] for key, item in value.items()]
+
+
+def _key(key: Any, path: str) -> Any:
+    tensors: dict[str, Tensor] = {}
+    encoded = encode(key, path, tensors)
+    if tensors:
+        what = "name them, or number them as torch.optim.Optimizer.state_dict() does; one that is read is another key"
+        raise _refused(f"a key of {path or 'the state'}", key, what)
+    return encoded
 
 
 def _from_pairs(pairs: list[Any], tensors: Mapping[str, Tensor]) -> dict[Any, Any]:

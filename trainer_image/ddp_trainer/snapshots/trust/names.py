@@ -18,6 +18,8 @@ Series = Literal["step", "checkpoint"]
 """What a directory holds: our own snapshot of a step, or a checkpoint that the training program wrote."""
 
 _DIGITS = r"([0-9]{12})"
+LAST_STEP = 10**12 - 1
+"""A directory of a later one has a name that is not looked for."""
 # What Kubernetes allows as an object's name (RFC 1123 subdomain): no separator, no "..", no leading dot.
 _JOB = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 

@@ -240,8 +240,12 @@ class SnapshotStore:
         return self._publish(temporary, manifest.with_files(files), target)
 
     def _publish(self, temporary: Path, manifest: Manifest, target: Path) -> Manifest:
-        """Add the manifest to summed and synced files, and rename the directory. Raises OSError or FencedError."""
-        self.disk.create(temporary / MANIFEST, [manifest.to_json()])
+        """Add the manifest to summed and synced files, and rename the directory. Raises OSError or FencedError, and
+        SnapshotError for one that could not be read again: all snapshots before it would be set aside like it.
+        """
+        content = manifest.to_json()
+        Manifest.from_json(content)
+        self.disk.create(temporary / MANIFEST, [content])
         for directory in sorted((path for path in temporary.rglob("*") if path.is_dir()), reverse=True):
             self.disk.fsync(directory)
         self.disk.fsync(temporary)
