@@ -29,7 +29,7 @@ WRITERS = (
 
 KUBERNETES = frozenset([
     "Always", "AppArmor", "Background", "Capabilities", "ClusterFirstWithHostNet", "ClusterIP", "ContainerCreating",
-    "ContainerStatusUnknown", "ContainersReady", "Coscheduling", "DDPJob", "Default", "DeleteOptions",
+    "ContainerStatusUnknown", "ContainersReady", "Coscheduling", "Default", "DeleteOptions",
     "DisruptionTarget", "Egress", "Exists", "FailedScheduling",
     "False", "File", "HostProcess", "ImagePullBackOff", "In", "Ingress", "Kueue", "Localhost", "Memory",
     "NetworkPolicy", "Never", "NoExecute", "NoSchedule", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim",
