@@ -114,8 +114,8 @@ FLEET = Dashboard(
                   Query("sum(increase(ddpjob_operator_reconcile_errors_total[$__rate_interval]))", "reconciliations"),
                   Query(or_zero('sum(increase(ddpjob_operator_resyncs_total{result="failed"}[$__rate_interval]))'),
                         "full lists"), bars=True, width=6),
-            lines("Watch requests in 15 minutes", "Three of each resource are normal. None: DDPJobOperatorWatchStale. "
-                  "Many: broken connections.",
+            lines("Watch requests in 15 minutes", "3 to 13 of each resource and namespace are normal, most where "
+                  "nothing changes. None: DDPJobOperatorWatchStale. More: broken connections.",
                   Query("sum by (resource) (increase(ddpjob_operator_watch_starts_total[15m]))", "{{resource}}"),
                   width=6),
         )),

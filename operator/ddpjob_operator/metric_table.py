@@ -68,7 +68,8 @@ OPERATOR = (
     MetricRow(
         "ddpjob_operator_watch_starts_total",
         "counter",
-        "Watch requests. One per resource in five minutes is normal; more are broken connections.",
+        "Watch requests. Normal is one in five minutes for each resource and namespace, and one in 70 to 105 s where "
+        "nothing changes. More are broken connections.",
         ("resource",),
     ),
     MetricRow("ddpjob_operator_resyncs_total", "counter", "Full lists of jobs and pods.", ("result",)),

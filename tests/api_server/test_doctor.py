@@ -105,10 +105,20 @@ async def test_what_would_stop_a_job_is_found_and_what_may_not_be_read_is_said(
     assert unread["quota"] == "you have no right to list resourcequotas"
     assert unread["operator"] == "you have no right to list deployments"
     assert unread["admission"] == "you have no right to create ddpjobs"
-    assert {"webhooks", "pod security", "limits", "storage", "nodes", "gpus", "image", "network"} <= unread.keys()
+    assert {
+        "webhooks",
+        "pod security",
+        "limits",
+        "storage",
+        "nodes",
+        "gpus",
+        "image",
+        "network",
+        "mesh",
+    } <= unread.keys()
     code, text = await doctor(cluster, nobody)
     assert code == 1
-    assert "1 problem, 0 warnings, 11 unknown" in text.splitlines()[-1]
+    assert "1 problem, 0 warnings, 12 unknown" in text.splitlines()[-1]
 
 
 async def test_what_a_policy_says_of_a_job_is_known_before_one_is_sent(cluster: Cluster, operator: Operator) -> None:

@@ -115,9 +115,9 @@ def doctor(
     """Say what in a cluster would stop a job of yours in a namespace, and how to mend it.
 
     Each check is one line: the API, your rights, the operator, admission webhooks, a dry run of a job and of its pod,
-    Pod Security, quota, limits, storage, nodes, GPUs, the trainer image, NetworkPolicies, clocks. What you may not
-    read is unknown. It changes nothing. In a pod, `python -m ddp_trainer.doctor` under torchrun tests GPUs and
-    collectives. Exit codes: 0 no problem, 1 a problem, 2 the cluster could not be asked.
+    Pod Security, quota, limits, storage, nodes, GPUs, the trainer image, NetworkPolicies, service meshes, clocks. What
+    you may not read is unknown. It changes nothing. In a pod, `python -m ddp_trainer.doctor` under torchrun tests GPUs
+    and collectives. Exit codes: 0 no problem, 1 a problem, 2 the cluster could not be asked.
     """
     from ddpjob_operator.cli.doctor import show_doctor
     from ddpjob_operator.cli.on_cluster import Cluster

@@ -248,7 +248,8 @@ class Applier:
             await self._check_labels(job, action.manifest, pod, created=False)
         else:
             await self._check_labels(job, action.manifest, pod, created=True)
-            self._report_shorter_grace(job, action.manifest, pod)
+            if action.node_rank == 0:  # all pods of an attempt are alike, and each event is a call
+                self._report_shorter_grace(job, action.manifest, pod)
             self.cache.count_creation(_owner(job), action.attempt, action.name, datetime.now(UTC))
         self.cache.put_pod(pod)
 
@@ -320,9 +321,18 @@ class Applier:
                     raise
                 finalizers = found
 
-    async def release_all(self, namespace: str, pods: Sequence[ReleasePod]) -> list[ApiError]:
-        """Returns what kept pods from being released."""
-        results = await asyncio.gather(*(self.release(namespace, pod) for pod in pods), return_exceptions=True)
+    async def release_all(
+        self, namespace: str, pods: Sequence[ReleasePod], goes_on: Callable[[], None] = lambda: None
+    ) -> list[ApiError]:
+        """Returns what kept pods from being released. `goes_on` is called when one has been, or could not be."""
+
+        async def released(pod: ReleasePod) -> None:
+            try:
+                await self.release(namespace, pod)
+            finally:
+                goes_on()
+
+        results = await asyncio.gather(*map(released, pods), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ApiError):
                 raise result

@@ -190,7 +190,8 @@ class Controller:
     async def _release_unclaimed(self, key: Key, uid: str | None) -> None:
         """Pods that no plan is made for, since they do not belong to the job `uid`, wait for nobody to put their end on
         record."""
-        for failure in await self._applier.release_all(key.namespace, self.cache.unclaimed(key, uid)):
+        pods = self.cache.unclaimed(key, uid)
+        for failure in await self._applier.release_all(key.namespace, pods, lambda: self.goes_on(key)):
             if uid is None:
                 raise failure
             logger.warning("%s: a pod keeps its finalizer: %s", key, failure)

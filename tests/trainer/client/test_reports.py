@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import sys
 from argparse import Namespace
 from collections import UserDict
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.trainer.client.one_rank import model_and_optimizer, step
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ddp_trainer.client.own_values import MOST_VALUES
+from ddp_trainer.client.own_values import MOST_VALUES, settings, whole
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import read_heartbeats
 from ddp_trainer.rank import data_waits
@@ -212,3 +213,42 @@ def test_the_digest_of_submitted_code_is_in_snapshots_and_in_the_event_that_begi
     assert Manifest.read(manifest.parent).code_sha256 == "ab" * 32
     events = [json.loads(line) for line in (tmp_path / "shared/logs/job/events.jsonl").read_text().splitlines()]
     assert next(event for event in events if event["event"] == "started")["codeSha256"] == "ab" * 32
+
+
+class Incomplete(UserDict[str, Any]):
+    """As a DictConfig with a value that has still to be given."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise KeyError(f"Missing mandatory value: {key}")
+
+
+@pytest.mark.parametrize("value", [Incomplete(b=1), MappingProxyType({("a", 1): 1})], ids=["missing", "keys"])
+def test_a_setting_that_is_no_json_is_noted_as_text(value: Any) -> None:
+    assert isinstance(settings({"cfg": value})["cfg"], str)
+
+
+def test_an_interpolation_of_omegaconf_is_noted_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its value may be a secret of the environment, and the volume is for others to read."""
+    config = UserDict(token="resolved")
+
+    def to_container(value: Any, *, resolve: bool, enum_to_str: bool) -> dict[str, str]:
+        assert value is config
+        assert enum_to_str
+        return {"token": "resolved" if resolve else "${oc.env:T}"}
+
+    of = SimpleNamespace(is_config=lambda value: value is config, to_container=to_container)
+    monkeypatch.setitem(sys.modules, "omegaconf", SimpleNamespace(OmegaConf=of))
+    assert settings({"cfg": config}) == {"cfg": {"token": "${oc.env:T}"}}
+
+
+def test_a_total_of_minus_1_is_none(attach: Any) -> None:
+    assert attach(*model_and_optimizer(), total_steps=-1)._steps.total_steps is None
+
+
+def test_what_is_raised_while_a_number_is_waited_for_is_not_the_scripts_error() -> None:
+    class Lost:
+        def __int__(self) -> int:
+            raise RuntimeError("Connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        whole("run.step_end", "samples", Lost())

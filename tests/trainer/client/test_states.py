@@ -75,6 +75,12 @@ def test_a_state_whose_name_is_that_of_no_file_is_refused(attach: Any) -> None:
         attach(*model_and_optimizer(), **{"ema/0.999": nn.Linear(4, 1)})
 
 
+def test_a_state_without_a_file_may_have_a_slash_in_its_name(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    attach(model, optimizer, per_rank={"data/train": schedule}, **{"schedule/lr": schedule})
+
+
 def test_a_frozen_parameter_in_no_state_is_not_refused(attach: Any) -> None:
     model, frozen = nn.Linear(4, 4), nn.Parameter(torch.ones(3), requires_grad=False)
     attach(model, torch.optim.Adam([*model.parameters(), frozen]))

@@ -125,21 +125,24 @@ class Checkpointer:
         path.write_text("unixtime: 1\n")
 
     def save_checkpoint(self, folder: Path) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._save_checkpoint_metafile(folder / "CKPT.yaml")
         if self.is_killed:
             raise KeyboardInterrupt
         (folder / "model.ckpt").touch()
 
 
-def test_a_checkpoint_of_speechbrain_that_was_not_finished_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def speechbrain(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_save_checkpoint_metafile", "save_checkpoint"):
         monkeypatch.setattr(Checkpointer, name, getattr(Checkpointer, name))
     module: Any = ModuleType(SPEECHBRAIN)
     module.Checkpointer = Checkpointer
     monkeypatch.setitem(sys.modules, SPEECHBRAIN, module)
+
+
+@pytest.mark.usefixtures("speechbrain")
+def test_a_checkpoint_of_speechbrain_that_was_not_finished_is_removed(tmp_path: Path) -> None:
     of_attempt(tmp_path, 0)._watch_speechbrain()
     Checkpointer(is_killed=False).save_checkpoint(Path("save/CKPT+1"))
     with contextlib.suppress(KeyboardInterrupt):
@@ -147,6 +150,16 @@ def test_a_checkpoint_of_speechbrain_that_was_not_finished_is_removed(
     of_attempt(tmp_path, 1).remove()
     assert list(Path("save").iterdir()) == [Path("save/CKPT+1")]
     assert not list((tmp_path / "unfinished").iterdir())
+
+
+@pytest.mark.usefixtures("speechbrain")
+def test_a_checkpoint_of_speechbrain_that_was_saved_again_after_a_failure_is_left(tmp_path: Path) -> None:
+    of_attempt(tmp_path, 0)._watch_speechbrain()
+    with contextlib.suppress(KeyboardInterrupt):
+        Checkpointer(is_killed=True).save_checkpoint(Path("save/CKPT+latest"))
+    Checkpointer(is_killed=False).save_checkpoint(Path("save/CKPT+latest"))
+    of_attempt(tmp_path, 1).remove()
+    assert Path("save/CKPT+latest/model.ckpt").exists()
 
 
 def test_a_whole_checkpoint_below_a_folder_whose_save_failed_is_left(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileOpener
@@ -614,3 +615,19 @@ def test_an_attempt_whose_place_is_taken_does_not_write_into_the_next_ones_file(
     with pytest.raises(FileNotFoundError):
         save([torch.zeros(3), Cleared()], path)
     assert torch.equal(torch.load(path), torch.ones(3))
+
+
+def test_a_path_that_opens_files_in_its_own_way_does_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As S3Path does."""
+    before(monkeypatch)
+
+    class Remote(type(Path())):  # type: ignore[misc]
+        def open(self, *_args: Any, **_settings: Any) -> Any:
+            return (tmp_path / "sent").open("wb")
+
+    save_whole_files("train-rank0")
+    (tmp_path / "here").mkdir()
+    assert Remote(tmp_path, "here", "last.pt").write_bytes(b"PK\x03\x04x") == 5
+    assert (tmp_path / "sent").exists()
+    assert not list((tmp_path / "here").iterdir())
+    assert (tmp_path / "none").write_bytes(memoryview(np.zeros((0, 3)))) == 0

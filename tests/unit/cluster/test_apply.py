@@ -306,13 +306,16 @@ async def test_a_pod_that_a_policy_has_relabelled_is_deleted_since_no_watch_woul
     assert bool(cache.observed(Owner("ns", "job-1")).creations) is not bool(lacking)
 
 
-@pytest.mark.parametrize(("given", "says"), [(50, True), (60, False), (90, False), (None, False)])
+@pytest.mark.parametrize(
+    ("given", "rank", "says"),
+    [(50, 0, True), (50, 1, False), (60, 0, False), (90, 0, False), (None, 0, False)],
+)
 async def test_a_policy_that_takes_time_to_leave_away_is_told(
-    server: Server, client: Client, given: int | None, *, says: bool
+    server: Server, client: Client, given: int | None, rank: int, *, says: bool
 ) -> None:
     """Kyverno's mutate-large-termination-gps makes 50 s of all that is more: the ranks count on what they asked for."""
     told = list[Event]()
-    action = CreatePod("digits-0-1", 0, 1, WANTED | {"spec": {"terminationGracePeriodSeconds": 60}})
+    action = CreatePod(f"digits-0-{rank}", 0, rank, WANTED | {"spec": {"terminationGracePeriodSeconds": 60}})
     server.answers = [ok(pod(labels=LABELS) | {"spec": {"terminationGracePeriodSeconds": given}})]
     assert await Applier(client, Cache(), lambda _, event: told.append(event)).carry_out(JOB, [action]) is None
     assert [event.reason for event in told] == (["GraceShortened"] if says else [])
@@ -458,3 +461,10 @@ async def test_a_creation_of_many_pods_is_heard_of_as_they_come(server: Server, 
     with pytest.raises(ApiError):
         await Applier(client, Cache(), goes_on=lambda job: heard.append(job.name)).carry_out(JOB, creations)
     assert heard == ["digits"] * 3
+
+
+async def test_a_release_of_many_pods_is_heard_of_as_they_go(server: Server, client: Client) -> None:
+    server.answers, heard = [status(404, "NotFound")], list[int]()
+    pods = [ReleasePod(f"digits-0-{rank}", f"pod-{rank}") for rank in range(3)]
+    assert await Applier(client, Cache()).release_all("ns", pods, lambda: heard.append(1)) == []
+    assert len(heard) == 3

@@ -177,6 +177,12 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("admission", {"refusals": {JOBS: "", PODS: UNREAD}}, OK, "a job is taken in a dry run; its pod was not tried"),
         ("mesh", {"space": UNREAD}, UNKNOWN, "no right to"),
         ("mesh", {"space": {"metadata": {"labels": {"istio-injection": "disabled"}}}}, OK, "nothing says"),
+        (
+            "mesh",
+            {"space": {"metadata": {"labels": {"istio-injection": "disabled", "istio.io/rev": "stable"}}}},
+            OK,
+            "nothing says",
+        ),
         ("mesh", {"space": {"metadata": {"labels": {"istio.io/dataplane-mode": "ambient"}}}}, WARNING, "=ambient"),
         ("mesh", {"space": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}}, WARNING, "=enabled"),
         ("pod security", {"space": None}, PROBLEM, "there is no namespace ml"),

@@ -157,7 +157,8 @@ def begun(
         log=log,
         observer=observer,
         global_batch=whole("attach", "global_batch", global_batch),
-        total_steps=None if total_steps is None else whole("attach", "total_steps", total_steps),
+        # -1, as of max_steps, says that there is no total
+        total_steps=None if total_steps in (None, -1) else whole("attach", "total_steps", total_steps),
         modules=lambda: [module() for module in modules],
         data_waits=observer.data_waits if observer is not None else data_waits.attached(),
         **settings,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -22,13 +23,16 @@ def whole(call: str, name: str, value: Any) -> int:
     """The number, which a tensor or NumPy may have counted. Raises UserError for what is no whole number of at least 0,
     such as text: an argument that was not converted.
     """
+    elements = getattr(value, "numel", None)
     try:
-        number = int(value)
-        is_whole = not isinstance(value, str) and number >= 0 and bool(number == value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a tensor with several elements
+        # what a tensor raises is not caught: it may wait here for another rank, or for the device
+        is_one = not isinstance(value, str) and (not callable(elements) or elements() == 1)
+        number = int(value) if is_one else 0
+        is_whole = is_one and number >= 0 and bool(number == value)
+    except (TypeError, ValueError, OverflowError):
         number, is_whole = 0, False
     if not is_whole:
-        raise UserError(f"{call}(…, {name}={value!r}): give a whole number")
+        raise UserError(f"{call}(…, {name}={value!r}): give a whole number of at least 0")
     return number
 
 
@@ -40,14 +44,27 @@ def settings(config: Any) -> dict[str, Any]:
             "vars(arguments) of argparse, or dataclasses.asdict(settings)"
         )
     try:
-        found: dict[str, Any] = json.loads(json.dumps(dict(config), default=_plain))
+        found = json.loads(json.dumps(_plain(config), default=_plain))
     except Exception as error:  # a setting may be of any kind
         raise UserError(f"attach(…, config=…): the settings cannot be noted as JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"attach(…, config=…): the settings cannot be noted as JSON: {found!r:.200}")
     return found
 
 
 def _plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else str(value)
+    """OmegaConf's as written: a manifest is for others to read, and `${oc.env:TOKEN}` stays that. A mapping that is no
+    JSON, or has no values yet, is its text: it is only a note.
+    """
+    omegaconf = getattr(sys.modules.get("omegaconf"), "OmegaConf", None)
+    try:
+        if omegaconf is not None and omegaconf.is_config(value):
+            return omegaconf.to_container(value, resolve=False, enum_to_str=True)
+        plain = dict(value) if isinstance(value, Mapping) else str(value)
+    except Exception:
+        return str(value)
+    is_json = isinstance(plain, str) or all(isinstance(key, str | int | float | None) for key in plain)
+    return plain if is_json else str(value)
 
 
 class OwnValues:

@@ -70,8 +70,6 @@ def prepared(
     if unknown := sorted(set(changes_with_optimizer) - given.keys()):
         raise UserError(f"changes_with_optimizer names {unknown[0]!r}, which is no state; there are {sorted(given)}")
     for name, value in given.items():
-        if "/" in name or "\0" in name:
-            raise UserError(f"a state has a file of its name, which {name!r} cannot be: leave out the slash")
         _refuse(name, value)
     _check_scalers(given)
     live = {name: unwrapped(value) for name, value in given.items()}
@@ -82,6 +80,10 @@ def prepared(
         name: _tried(name, value, in_file=name not in per_rank) for name, value in saved.items() if name not in sharded
     }
     for name, value in saved.items():
+        # an optimizer may have no tensors before its first step
+        has_file = name not in per_rank and (isinstance(value, nn.Module | Optimizer) or tensors.get(name))
+        if has_file and ("/" in name or "\0" in name):
+            raise UserError(f"a state has a file of its name, which {name!r} cannot be: leave out the slash")
         if isinstance(value, Optimizer):
             _check_trained(name, value, live, tensors)
     return States(live, saved, sharded, tuple(per_rank), tuple(changes_with_optimizer))

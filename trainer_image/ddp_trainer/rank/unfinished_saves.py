@@ -126,22 +126,22 @@ class UnfinishedSaves:
         begin, save = (getattr(checkpointer, name, None) for name in ("_save_checkpoint_metafile", "save_checkpoint"))
         if begin is None or save is None:
             return
-        noted: list[Path] = []
+        begun: list[Path] = []
 
         @functools.wraps(begin)
         def noting(own: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(Exception):
                 folder = Path(path).parent.absolute()
+                begun.append(folder)  # also one in which a save has failed before
                 if _is_new(folder):
                     self._note(folder, None)
-                    noted.append(folder)
             return begin(own, path, *args, **kwargs)
 
         @functools.wraps(save)
         def whole(*args: Any, **kwargs: Any) -> Any:
-            noted.clear()
+            begun.clear()
             saved = save(*args, **kwargs)
-            for folder in noted:
+            for folder in begun:
                 self._take_back(folder)
             return saved
 

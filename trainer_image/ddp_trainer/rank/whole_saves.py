@@ -170,17 +170,20 @@ def _install(saver: _Saver) -> None:
             if path is None or not beside.write(path, Path(f).name, lambda file: save(obj, file, *args, **kwargs)):
                 save(obj, f, *args, **kwargs)
 
-    write_bytes = Path.write_bytes
+    write_bytes, local = Path.write_bytes, type(Path())
 
     @functools.wraps(write_bytes)
     def whole_bytes(path: Path, data: Any) -> int:
-        if bytes(memoryview(data).cast("B")[:4]) != _ZIP:
+        view = memoryview(data)
+        # a class of another library, such as S3Path, opens files in its own way
+        is_plain = type(path) is local and view.nbytes and view.c_contiguous
+        if not is_plain or bytes(view.cast("B")[:4]) != _ZIP:
             return write_bytes(path, data)
         with _sigterm_afterwards():
             place = _replaceable(path, saver.files)
             if place is None or not beside.write(place, path.name, lambda file: write_bytes(Path(file), data)):
                 return write_bytes(path, data)
-        return memoryview(data).nbytes
+        return view.nbytes
 
     Path.write_bytes = whole_bytes  # type: ignore[assignment, method-assign]
     whole.is_whole = True  # type: ignore[attr-defined]

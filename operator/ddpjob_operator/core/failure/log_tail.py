@@ -68,8 +68,11 @@ def last_states(text: bytes) -> bytes:
 def whole_lines(text: bytes, most: int) -> bytes:
     """The last lines that `most` bytes hold: the second half of a secret would not be recognised as one. Of a line that
     is longer, its end."""
+    if len(text) <= most:
+        return text
     tail = text[-most:]
-    return text if len(text) <= most else tail.partition(b"\n")[2] or tail
+    whole = tail.partition(b"\n")[2]
+    return whole if whole.strip() else tail
 
 
 def without_secrets(job: Job, text: str) -> str:

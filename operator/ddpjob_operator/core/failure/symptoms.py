@@ -161,7 +161,7 @@ _MEMORY = (
     Symptom(
         r"out of shared memory|insufficient shared memory|bus error|\bSIGBUS\b"
         r"|unable to (allocate shared memory|write to file </torch|open shared memory object)"
-        r"|(?s:semlock\(.*)no space left on device|no space left on device.{0,80}(/dev/shm|torch_\d)"
+        r"|(?s:semlock\(.*)no space left on device|no space left on device.{0,80}(/dev/shm|/torch_\d+_\d+)"
         r"|shared memory segment /dev/shm.{0,80}no space left on device",
         "SharedMemoryFull",
         "The shared memory /dev/shm is full: raise placement.shmSize, or use fewer data loader workers.",
@@ -472,6 +472,11 @@ _PROGRAM = (
         "The loss is NaN or infinite: lower the learning rate, clip gradients, prefer bf16 to fp16, check the data.",
     ),
     Symptom(
+        r"illegal header value b'bearer",
+        "AccessDenied",
+        "A token is empty, or has a line break in it: correct the Secret that env takes it from, or leave it out.",
+    ),
+    Symptom(
         r"\b(401|403) client error|gatedrepoerror|invalid (user )?token|repositorynotfounderror",
         "AccessDenied",
         "Access to a download was denied: accept the model's terms, and pass a token from a Secret in env.",
@@ -491,7 +496,8 @@ _PROGRAM = (
     Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
         r"|connection refused|cas service error"
-        r"|(aiohttp|botocore|httpcore|httpx|urllib3)[\w.]*\.\w*(connect|maxretry|protocol|timeout)\w*error"
+        r"|(aiohttp|botocore|httpcore|httpx|urllib3)[\w.]*\.(\w*(connect|maxretry|timeout)\w*error|(remote)?protocolerror)"
+        r"|(httpcore|httpx)[\w.]*\.(connect|read|write)timeout\b"
         r"|caught \w*(connect|maxretry|protocol|timeout)\w* in dataloader worker"
         r"|\b(429|5\d\d) (client|server) error",
         "NetworkError",

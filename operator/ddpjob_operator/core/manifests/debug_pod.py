@@ -67,7 +67,12 @@ def build_debug_pod(job: Job, failed: Manifest, visit: Visit) -> Manifest:
         spec["affinity"] = {"nodeAffinity": of_nodes}
     if visit.gpus and "resourceClaims" in given:
         spec["resourceClaims"] = given["resourceClaims"]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": short_lived_metadata(job, ROLE), "spec": spec}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": short_lived_metadata(job, ROLE, TRAINER_CONTAINER),
+        "spec": spec,
+    }
 
 
 def _volumes(job: Job) -> frozenset[str]:

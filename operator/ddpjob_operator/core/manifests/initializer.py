@@ -16,6 +16,7 @@ from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINAT
 from ddpjob_operator.core.manifests.pods import (
     restricted_container,
     restricted_context,
+    users_annotations,
     users_labels,
 )
 from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume, source_claim
@@ -41,7 +42,7 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
     """The pod that runs the initializers for the nth time, from 0."""
     job, defaults = admitted.job, admitted.defaults
     template = job.spec.pod_template
-    metadata, user_spec = template.metadata if template else None, (template.spec if template else None) or {}
+    user_spec = (template.spec if template else None) or {}
     claims = sorted({claim for item in job.spec.initializers if (claim := source_claim(item)) is not None})
     volumes = {claim: f"source-{index}" for index, claim in enumerate(claims)}
     *first, last = [_container(job, item, defaults, volumes) for item in job.spec.initializers]
@@ -73,7 +74,7 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
             "name": initializer_name(job.name, number),
             "namespace": job.namespace,
             "labels": users_labels(template) | own,
-            "annotations": (metadata.annotations if metadata else None) or {},
+            "annotations": users_annotations(template, *(item.name for item in job.spec.initializers)),
             "ownerReferences": [admitted.owner_reference()],
         },
         "spec": leaving_lost_nodes(spec, job.spec.restart.node_lost_seconds),

@@ -64,11 +64,14 @@ def membership(job: Job, place: Place) -> Membership:
 
 def _kueue(job: Job, place: Place, group: str) -> Membership:
     labels = {KUEUE_QUEUE: job.spec.scheduling.queue or ""}
+    annotations: dict[str, str] = {}
+    if job.spec.restart.force_delete_lost_pods:  # with its feature gate FailureRecoveryPolicy, since 0.15
+        annotations["kueue.x-k8s.io/safe-to-forcefully-delete"] = "true"
     if place.node_rank is None:
         # the group is admitted when all of it is there, and spares are made later: each queues for itself
-        return Membership(labels, gates=(KUEUE_GATE,))
+        return Membership(labels, annotations, gates=(KUEUE_GATE,))
     labels |= {LABEL_GROUP: group, KUEUE_GROUP: group}
-    annotations = {
+    annotations |= {
         KUEUE_COUNT: str(place.nodes or job.spec.nodes),
         # all nodes are of one kind. Kueue would hash the pods' specs, which differ by attempt and by excluded nodes,
         # and hold a replacement of a kind that its group does not know
@@ -76,8 +79,6 @@ def _kueue(job: Job, place: Place, group: str) -> Membership:
         # else Kueue keeps the pods of a group that has ended, and their quota, for others that are to take their place
         "kueue.x-k8s.io/retriable-in-group": "false",
     }
-    if job.spec.restart.force_delete_lost_pods:  # with its feature gate FailureRecoveryPolicy, since 0.15
-        annotations["kueue.x-k8s.io/safe-to-forcefully-delete"] = "true"
     return Membership(labels, annotations, gates=(KUEUE_GATE,))
 
 

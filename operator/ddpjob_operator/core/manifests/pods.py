@@ -47,6 +47,8 @@ from ddpjob_operator.core.values.names import (
 
 DEFAULT_SIZE = "10Gi"
 NON_ROOT = 65532
+_OF_CONTAINER = "container.apparmor.security.beta.kubernetes.io/"
+"""An API server refuses a pod that has such an annotation for a container that it has not."""
 
 
 def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
@@ -145,6 +147,13 @@ def users_labels(template: PodTemplate | None) -> dict[str, str]:
     """Labels of the podTemplate, but none of ours: by those a pod is taken for what it is."""
     given = (template.metadata.labels if template and template.metadata else None) or {}
     return {name: value for name, value in given.items() if not name.startswith(f"{DOMAIN}/")}
+
+
+def users_annotations(template: PodTemplate | None, *containers: str) -> dict[str, str]:
+    """Annotations of the podTemplate, for a pod of these containers."""
+    given = (template.metadata.annotations if template and template.metadata else None) or {}
+    of_theirs = {f"{_OF_CONTAINER}{name}" for name in containers}
+    return {name: value for name, value in given.items() if not name.startswith(_OF_CONTAINER) or name in of_theirs}
 
 
 def restricted_context() -> Manifest:

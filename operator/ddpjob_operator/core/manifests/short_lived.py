@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.core.manifests.pods import users_labels
+from ddpjob_operator.api.pod import PodTemplate
+from ddpjob_operator.core.manifests.placement import REQUIRED
+from ddpjob_operator.core.manifests.pods import users_annotations, users_labels
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import KUEUE_DOMAIN, LABEL_ROLE, dns_label
 
@@ -19,18 +21,29 @@ LEAST = {"cpu": "100m", "memory": "256Mi"}
 """What such a pod requests. Namespaces with a quota refuse pods that name nothing."""
 
 
-def short_lived_metadata(job: Job, role: str) -> Manifest:
-    """Of a pod with this role, which is also in its name.
+def short_lived_metadata(job: Job, role: str, container: str) -> Manifest:
+    """Of a pod with this role, which is also in its name, and one container.
 
     It has the labels and annotations of the podTemplate: those say to webhooks what to inject and what not, and
-    policies may ask for them. A queue is not for it.
+    policies may ask for them. A queue is not for it, nor what keeps the pods of the gang apart.
     """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     metadata, template = _metadata(job.namespace, role, owner), job.spec.pod_template
     given = users_labels(template).items()
-    labels = {name: value for name, value in given if not name.startswith(f"{KUEUE_DOMAIN}/")}
-    annotations = (template.metadata.annotations if template and template.metadata else None) or {}
+    apart = _keep_apart(template)
+    labels = {name: value for name, value in given if not (name.startswith(f"{KUEUE_DOMAIN}/") or name in apart)}
+    annotations = users_annotations(template, container)
     return metadata | {"labels": labels | metadata["labels"]} | ({"annotations": annotations} if annotations else {})
+
+
+def _keep_apart(template: PodTemplate | None) -> frozenset[str]:
+    """Labels by which pods of the gang keep away from each other: this pod is to fit beside them."""
+    spec = (template.spec if template else None) or {}
+    anti = (spec.get("affinity") or {}).get("podAntiAffinity") or {}
+    terms = (*(anti.get(REQUIRED) or ()), *(spec.get("topologySpreadConstraints") or ()))
+    selectors = [term.get("labelSelector") or {} for term in terms]
+    named = {name for one in selectors for name in one.get("matchLabels") or ()}
+    return frozenset(named | {item["key"] for one in selectors for item in one.get("matchExpressions") or ()})
 
 
 def claim_metadata(claim: Mapping[str, Any], role: str) -> Manifest:

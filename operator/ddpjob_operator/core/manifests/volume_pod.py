@@ -19,8 +19,13 @@ from ddpjob_operator.core.values.job import Job, Manifest
 LONGEST_SECONDS = 6 * 3600
 """After which it is stopped if the command has not deleted it: terabytes can be read in that time."""
 GRACE_SECONDS = 5
-_FROM_TEMPLATE = ("nodeSelector", "tolerations", "imagePullSecrets", "securityContext")
-"""What it takes from the podTemplate: without it, it could not read the volume, or not pull the image."""
+_FROM_TEMPLATE = (
+    "automountServiceAccountToken", "imagePullSecrets", "nodeSelector", "securityContext", "serviceAccountName",
+    "tolerations",
+)  # fmt: skip
+"""What it takes from the podTemplate: without it, it could not read the volume, or not pull the image. What webhooks
+inject, such as the proxy that mounts a bucket, logs in with the account.
+"""
 _MEMORY = "1Gi"
 """Enough where files are read in pieces."""
 
@@ -45,7 +50,7 @@ def build_volume_pod(job: Job, image: str, command: VolumeCommand) -> Manifest:
     given = (template.spec if template else None) or {}
     taken = {name: given[name] for name in _FROM_TEMPLATE if name in given}
     spec = merge(_spec(image, command, shared_volume(job), _memory(job) if command.loads else _MEMORY), taken)
-    metadata = short_lived_metadata(job, command.role)
+    metadata = short_lived_metadata(job, command.role, command.role)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": confined(job, spec)}
 
 

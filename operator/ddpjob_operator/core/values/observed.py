@@ -45,7 +45,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class InitFailure:
-    """An init container of `podTemplate` that failed, which keeps the trainer from being started."""
+    """An init container that failed, of `podTemplate` or an injected one: the trainer is not started."""
 
     container: str
     exit_code: int
@@ -85,7 +85,7 @@ class PodView:
     """
     created: datetime | None = None
     disruption: str = ""
-    """Reason of the condition DisruptionTarget, on servers that have it."""
+    """Reason of the condition DisruptionTarget, or of one of Kueue's, on servers that have it."""
     disruption_message: str = ""
     deleting: bool = False
     held: bool = False

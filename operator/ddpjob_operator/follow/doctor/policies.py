@@ -30,6 +30,8 @@ def mesh(facts: Facts) -> Finding:
     metadata = (facts.space or {}).get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     signs = [f"{key}={labels[key]}" for key in _MESH if labels.get(key) not in (None, "disabled", "none")]
+    if labels.get("istio-injection") == "disabled":  # which comes before a revision
+        signs = [sign for sign in signs if not sign.startswith("istio.io/rev=")]
     if (value := annotations.get(_LINKERD)) in ("enabled", "ingress"):
         signs.append(f"{_LINKERD}={value}")
     if not signs:

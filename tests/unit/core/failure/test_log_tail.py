@@ -126,3 +126,4 @@ def test_no_second_half_of_a_secret_is_left_at_the_beginning() -> None:
     assert whole_lines(text, cut) == b"epoch 1\n" * 10
     assert whole_lines(text, len(text)) == text
     assert whole_lines(b"x" * 50, 20) == b"x" * 20, "of a line that is longer than all that is kept, its end"
+    assert whole_lines(b"epoch 1\n" + b"x" * 50 + b"\n\n", 20) == b"x" * 18 + b"\n\n"

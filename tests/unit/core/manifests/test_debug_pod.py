@@ -142,3 +142,11 @@ def test_with_gpus_it_has_all_that_the_failed_pod_had() -> None:
     resources = debug_pod(gpus=True)["spec"]["containers"][0]["resources"]
     assert resources == failed["spec"]["containers"][0]["resources"]
     assert resources["limits"]["nvidia.com/gpu"] == 8
+
+
+def test_it_fits_beside_pods_that_keep_apart_by_a_label_of_their_own() -> None:
+    term = {"labelSelector": {"matchLabels": {"app": "digits"}}, "topologyKey": "kubernetes.io/hostname"}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    metadata = {"labels": {"app": "digits", "team": "a"}}
+    labels = debug_pod(podTemplate={"metadata": metadata, "spec": {"affinity": apart}})["metadata"]["labels"]
+    assert (labels.get("app"), labels["team"]) == (None, "a")

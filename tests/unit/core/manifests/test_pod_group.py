@@ -139,9 +139,11 @@ def test_a_missing_kind_is_said_with_what_serves_it_and_the_way_out() -> None:
     )
 
 
+@pytest.mark.parametrize("rank", [0, None])
 @pytest.mark.parametrize("forced", [False, True])
-def test_kueue_may_let_go_of_a_lost_pod_where_the_job_says_so(forced: bool) -> None:
-    annotations = pod(1, **KUEUE, restart={"forceDeleteLostPods": forced})["metadata"]["annotations"]
+def test_kueue_may_let_go_of_a_lost_pod_where_the_job_says_so(forced: bool, rank: int | None) -> None:
+    restart = {"scope": "InPlace", "forceDeleteLostPods": forced}
+    annotations = pod(rank, **KUEUE, restart=restart)["metadata"].get("annotations") or {}
     assert ("kueue.x-k8s.io/safe-to-forcefully-delete" in annotations) == forced
 
 

@@ -147,3 +147,16 @@ def test_the_volume_of_a_job_that_is_gone_is_read_as_its_pods_wrote_it(
 @pytest.mark.parametrize("noted", ["{", "[]", "7", '{"runAsUser": 0}', '{"runAsUser": true}', '{"privileged": true}'])
 def test_a_claim_makes_nobody_root(noted: str) -> None:
     assert of_a_claim(run_as=noted) == of_a_claim()
+
+
+def test_what_a_webhook_injects_has_the_account_of_the_job() -> None:
+    """It is injected by the podTemplate's annotations; Vault's injector refuses a pod without a token."""
+    account = {"automountServiceAccountToken": True, "serviceAccountName": "trainer"}
+    assert pod(podTemplate={"spec": account})["spec"].items() >= account.items()
+    assert pod()["spec"]["automountServiceAccountToken"] is False
+
+
+def test_it_has_no_annotation_for_a_container_that_it_has_not() -> None:
+    of_container = "container.apparmor.security.beta.kubernetes.io/"
+    given = {f"{of_container}trainer": "unconfined", "a": "b"}
+    assert pod(podTemplate={"metadata": {"annotations": given}})["metadata"]["annotations"] == {"a": "b"}
