@@ -223,8 +223,11 @@ class Cluster:
 
     async def runs(self, *pods: str, ip: str = "192.0.2.1") -> None:
         conditions = [_condition(name, "True") for name in ("PodScheduled", "ContainersReady", "Ready")]
+        trainer = {"name": "trainer", "image": "x", "imageID": "", "ready": True, "restartCount": 0}
+        began = {"containerID": "containerd://1", "state": {"running": {"startedAt": _now()}}}
+        status = {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions}
         for pod in pods:
-            await self.report(pod, {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "conditions": conditions})
+            await self.report(pod, status | {"containerStatuses": [trainer | began]})
 
     async def falls_silent(self, *pods: str) -> None:
         """Their node does not answer any more: its controller changes the condition Ready, and nothing else."""
