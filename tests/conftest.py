@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import timeouts
 from tests.support.durations import Durations
 from tests.support.examples import QUICK
-from tests.support.leftovers import leftovers, name_this_run
+from tests.support.leftovers import end, leftovers, name_this_run
 from tests.support.tiers import required_tiers
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         reporter.section("still running: what a test starts ends with it", red=True)
         reporter.write("\n".join(left) + "\n")
+        end(left)
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 

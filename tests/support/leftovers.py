@@ -6,9 +6,11 @@ touched; the processes inside its pods belong to the cluster.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,7 @@ VARIABLE: Final = "PYTHON_TESTS_OF_DDPJOB"
 SECONDS: Final = 60.0
 OF_PYTHON: Final = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 """Python's own, which end with the process that runs the tests."""
+OF_CLUSTER: Final = ("cluster.sh", "rm -rf")
 
 
 def name_this_run() -> None:
@@ -33,6 +36,17 @@ def leftovers() -> list[str]:
     except NeverHappened:
         return list(_alive())
     return []
+
+
+def end(left: Iterable[str]) -> None:
+    """End what is left: after Ctrl-C some fixtures do not come to their end, and an operator whose API server is gone
+    computes for ever. A cluster takes itself down.
+    """
+    for line in left:
+        pid, _, command = line.partition(" ")
+        if not any(own in command for own in OF_CLUSTER):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def _alive() -> Iterator[str]:
