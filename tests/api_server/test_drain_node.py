@@ -203,8 +203,9 @@ async def test_an_eviction_that_a_budget_refuses_is_tried_again(
     await goes(cluster, here)
     done = await ended(process)
     assert done.code == 0, done
-    # one that comes while the budget goes is answered 500
-    assert (await evictions(cluster))[-1] == (here, 201)
+    *refused, last = await evictions(cluster)
+    assert {code for _, code in refused} <= {429, 500}, "500 to one that comes while the budget goes"
+    assert last == (here, 201)
 
 
 async def test_after_ctrl_c_a_second_run_waits_for_what_the_first_has_evicted(

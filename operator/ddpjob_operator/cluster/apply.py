@@ -87,8 +87,8 @@ class Applier:
     cache: Cache
     report: Callable[[Job, Event], None] = lambda job, event: None
     """Called with what a person should hear of the job."""
-    goes_on: Callable[[Job], None] = lambda job: None
-    """Called when an action has ended: those of 1,024 pods may take minutes."""
+    goes_on: Callable[[Key], None] = lambda key: None
+    """Called with the job when an action has ended: those of 1,024 pods may take minutes."""
 
     async def carry_out(self, job: Job, actions: Sequence[Action]) -> Rejected | None:
         """All actions of one plan, at once; but the Service goes first, since new pods carry its address, and pods are
@@ -138,7 +138,7 @@ class Applier:
                 raise
             raise Rejected(problem_with(action.name, error), status=error.status) from error
         finally:
-            self.goes_on(job)
+            self.goes_on(Key(job.namespace, job.name))
 
     async def _act(self, job: Job, action: Action) -> None:
         match action:
@@ -321,16 +321,14 @@ class Applier:
                     raise
                 finalizers = found
 
-    async def release_all(
-        self, namespace: str, pods: Sequence[ReleasePod], goes_on: Callable[[], None] = lambda: None
-    ) -> list[ApiError]:
-        """Returns what kept pods from being released. `goes_on` is called when one has been, or could not be."""
+    async def release_all(self, job: Key, pods: Sequence[ReleasePod]) -> list[ApiError]:
+        """Returns what kept pods from being released."""
 
         async def released(pod: ReleasePod) -> None:
             try:
-                await self.release(namespace, pod)
+                await self.release(job.namespace, pod)
             finally:
-                goes_on()
+                self.goes_on(job)
 
         results = await asyncio.gather(*map(released, pods), return_exceptions=True)
         for result in results:

@@ -137,9 +137,7 @@ class Controller:
     _last: dict[Key, _LastPass] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._applier = Applier(
-            self.client, self.cache, self._report, lambda job: self.goes_on(Key(job.namespace, job.name))
-        )
+        self._applier = Applier(self.client, self.cache, self._report, self.goes_on)
         self._writer = StatusWriter(self.client, self.cache)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -155,7 +153,7 @@ class Controller:
             self.leader.begin_pass()
         if not (self._leading and self.cache.is_listed(key.namespace)):
             if not self._leading:
-                self.cache.take_dropped(key)  # whoever leads counts it
+                self.cache.take_dropped(key)  # the leader counts it
             if self.cache.job(key) is None:
                 self._forget(key)
             return None  # everything is queued anew when this replica begins to lead, and with every list
@@ -190,8 +188,7 @@ class Controller:
     async def _release_unclaimed(self, key: Key, uid: str | None) -> None:
         """Pods that no plan is made for, since they do not belong to the job `uid`, wait for nobody to put their end on
         record."""
-        pods = self.cache.unclaimed(key, uid)
-        for failure in await self._applier.release_all(key.namespace, pods, lambda: self.goes_on(key)):
+        for failure in await self._applier.release_all(key, self.cache.unclaimed(key, uid)):
             if uid is None:
                 raise failure
             logger.warning("%s: a pod keeps its finalizer: %s", key, failure)

@@ -34,7 +34,10 @@ async def release_everywhere(client: Client, namespaces: tuple[str, ...]) -> int
         async for page in client.pages(paths.pods(namespace), "pods"):
             for pod in filter(is_held, page.items):
                 meta = pod["metadata"]
-                failures += await applier.release_all(meta["namespace"], [ReleasePod(meta["name"], meta["uid"])])
+                try:
+                    await applier.release(meta["namespace"], ReleasePod(meta["name"], meta["uid"]))
+                except ApiError as error:
+                    failures.append(error)
                 count += 1
     if failures:
         raise failures[0]

@@ -15,7 +15,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
-from ddpjob_operator.cluster.cache import Cache, Owner
+from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.children import Kind
 from ddpjob_operator.core.values.actions import (
     Action,
@@ -464,7 +464,8 @@ async def test_a_creation_of_many_pods_is_heard_of_as_they_come(server: Server, 
 
 
 async def test_a_release_of_many_pods_is_heard_of_as_they_go(server: Server, client: Client) -> None:
-    server.answers, heard = [status(404, "NotFound")], list[int]()
+    server.answers, heard = [status(404, "NotFound")], list[Key]()
     pods = [ReleasePod(f"digits-0-{rank}", f"pod-{rank}") for rank in range(3)]
-    assert await Applier(client, Cache()).release_all("ns", pods, lambda: heard.append(1)) == []
-    assert len(heard) == 3
+    applier = Applier(client, Cache(), goes_on=heard.append)
+    assert await applier.release_all(Key("ns", "digits"), pods) == []
+    assert heard == [Key("ns", "digits")] * 3
