@@ -96,6 +96,37 @@ def test_the_first_cause_wins_over_the_ranks_that_only_lost_it(start_pod):
     assert pod.message["message"] == "rank 1 raised ValueError: broken batch"
 
 
+def test_a_rank_that_saves_beside_one_that_has_failed_keeps_its_data_loader_workers(start_pod):
+    """torchrun's SIGTERM goes to whole process groups, and torch raises the end of such a worker in the rank."""
+    pod = start_pod(
+        """
+        import os, signal, time
+        from pathlib import Path
+        from torch.utils.data import DataLoader
+        from ddp_trainer.contract.heartbeat import Heartbeat
+        saves = Path(os.environ["DDPJOB_RUN_DIR"], "rank-0-saves")
+        if os.environ["RANK"] == "1":
+            while not saves.exists():
+                time.sleep(0.01)
+            raise ValueError("broken batch")
+        asked = []
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+        batches = iter(DataLoader(range(100), num_workers=1))
+        next(batches)
+        Heartbeat.from_env().enter("save")
+        saves.touch()
+        while not asked:
+            time.sleep(0.01)
+        time.sleep(1.0)
+        print("the snapshot is complete", flush=True)
+        """,
+        DDPJOB_PROCS_PER_NODE="2",
+    )
+    assert pod.wait() == 1
+    assert "the snapshot is complete" in pod.log, pod.log
+    assert pod.message["message"] == "rank 1 raised ValueError: broken batch"
+
+
 @pytest.mark.fault(30)
 @pytest.mark.parametrize(
     ("script", "code", "reason", "words"),

@@ -1,7 +1,10 @@
-"""The wait for node rank 0's store: it ends when something listens, and what hangs meanwhile is given up."""
+"""The wait for node rank 0's store: it ends when something listens, and what hangs meanwhile is given up. And what is
+done differently from torchrun.
+"""
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
@@ -9,7 +12,7 @@ import time
 import pytest
 from tests.support.ports import free_port
 
-from ddp_trainer.rank.agent import await_endpoint, understood
+from ddp_trainer.rank.agent import await_endpoint, spare_helpers, understood
 
 
 def test_an_endpoint_that_begins_to_listen_is_found() -> None:
@@ -61,3 +64,30 @@ def test_an_older_torchrun_gets_no_argument_that_it_does_not_have() -> None:
     given = [*OURS, "--shutdown-timeout=7"]
     assert understood(given, "--nnodes NNODES --shutdown-timeout SECONDS") == given
     assert understood(given, "--nnodes NNODES") == ["--nnodes=2", *OURS[2:], "--shutdown-timeout=7"]
+
+
+class Process:
+    """Of a rank."""
+
+    def __init__(self) -> None:
+        self.got: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.got.append(number)
+
+
+def test_torchruns_sigterm_is_for_a_rank_and_its_sigkill_for_all_that_the_rank_has_started() -> None:
+    class Handler:
+        def __init__(self) -> None:
+            self.proc = Process()
+            self.group: list[signal.Signals | None] = []
+
+        def close(self, death_sig: signal.Signals | None = None) -> None:
+            self.group.append(death_sig)
+
+    spare_helpers(Handler)
+    rank = Handler()
+    rank.close(death_sig=signal.SIGTERM)
+    rank.close(death_sig=signal.SIGKILL)
+    rank.close()
+    assert (rank.proc.got, rank.group) == ([signal.SIGTERM, signal.SIGTERM], [signal.SIGKILL])

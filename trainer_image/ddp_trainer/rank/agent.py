@@ -11,11 +11,13 @@ standard input without a line ends this process.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ddp_trainer.contract.environment import first_live_rank, parse_agent
 from ddp_trainer.contract.processes import die_with
@@ -61,11 +63,13 @@ def main(argv: Sequence[str]) -> int:
         from torch.distributed import DistNetworkError, DistStoreError
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
         from torch.distributed.elastic.rendezvous import RendezvousError
     except Exception as error:  # an OSError where a library of CUDA is missing
         write_agent_report(run_dir, {"torch": f"{type(error).__name__}: {error}"})
         raise
 
+    spare_helpers(SubprocessHandler)
     if list(argv) == [PREPARED]:
         argv = _await_orders(run_dir)
     first_rank = first_live_rank(os.environ)
@@ -100,6 +104,24 @@ def main(argv: Sequence[str]) -> int:
                 continue
             write_agent_report(run_dir, {"rendezvous": _cause(error)})
         return 1
+
+
+def spare_helpers(handler: Any) -> None:
+    """Have `handler`, the class of torchrun's that ends a rank, send SIGTERM to the rank alone.
+
+    Once a rank has failed, torchrun sends it to the whole process groups of the others, data loader workers included.
+    torch takes such a worker for one that has died, and raises that in the rank, in the middle of its last save. What
+    the ranks have started is ended by the launcher.
+    """
+    end_group = handler.close
+
+    def end(self: Any, death_sig: signal.Signals | None = None) -> None:
+        if death_sig == signal.SIGKILL:
+            end_group(self, death_sig)
+        else:
+            self.proc.send_signal(death_sig or signal.SIGTERM)
+
+    handler.close = end
 
 
 def understood(arguments: Sequence[str], torchrun_help: str) -> list[str]:

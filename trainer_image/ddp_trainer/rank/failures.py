@@ -9,7 +9,9 @@ errors, has put there is called by the worker.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +21,7 @@ from typing import Any, Final
 from ddp_trainer.contract.standard_error import say
 
 _GROUPS: Final = "torch.distributed.distributed_c10d"
+_LOADERS: Final = "torch.utils.data._utils.signal_handling"
 _actions: list[Callable[[Exception], None]] = []
 _replaced: list[Callable[[type[BaseException], BaseException, TracebackType | None], Any]] = []
 """The hook that was there before ours."""
@@ -45,6 +48,7 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 def failed(error: BaseException) -> None:
     """Run the actions, once. An action that fails itself is reported and skipped."""
+    _let_workers_end()
     while _actions:
         action = _actions.pop()
         if isinstance(error, Exception):
@@ -52,6 +56,16 @@ def failed(error: BaseException) -> None:
                 action(error)
             except Exception as problem:
                 say(f"ddp_trainer: {type(problem).__name__} after the failure: {problem}")
+
+
+def _let_workers_end() -> None:
+    """torch's data loader raises where a worker ends, in the middle of whatever this process does: of a snapshot, after
+    plain torchrun has sent SIGTERM to all processes of a rank. From now on nobody waits for a batch.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if getattr(signal.getsignal(signal.SIGCHLD), "__module__", None) == _LOADERS:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def call_hook(error: BaseException) -> None:
