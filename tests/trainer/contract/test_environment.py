@@ -237,7 +237,8 @@ def test_the_agent_names_all_that_it_lacks_at_once():
 
 def test_a_pod_that_waits_for_a_place_has_an_agent_already():
     env = {"DDPJOB_RUN_DIR": "/run", "DDPJOB_LAUNCHER_PID": "7", "DDPJOB_LIVE": "true", "DDPJOB_NODE_RANK": "None"}
-    assert parse_agent(env).launcher_pid == 7
+    assert (parse_agent(env).launcher_pid, parse_agent(env).shutdown_seconds) == (7, 45.0)
+    assert parse_agent(env | {"DDPJOB_SHUTDOWN_SECONDS": "300"}).shutdown_seconds == 300.0
 
 
 def test_ranks_that_recover_live_are_numbered_from_the_first_of_their_pod():

@@ -4,6 +4,7 @@ done differently from torchrun.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import threading
@@ -12,7 +13,7 @@ import time
 import pytest
 from tests.support.ports import free_port
 
-from ddp_trainer.rank.agent import await_endpoint, spare_helpers, understood
+from ddp_trainer.rank.agent import await_endpoint, await_saves, spare_helpers, understood
 
 
 def test_an_endpoint_that_begins_to_listen_is_found() -> None:
@@ -67,13 +68,20 @@ def test_an_older_torchrun_gets_no_argument_that_it_does_not_have() -> None:
 
 
 class Process:
-    """Of a rank."""
+    """Of a rank, which has ended after so many looks at it."""
 
-    def __init__(self) -> None:
+    pid = 71
+
+    def __init__(self, looks: int = 0) -> None:
         self.got: list[int] = []
+        self._looks = looks
 
     def send_signal(self, number: int) -> None:
         self.got.append(number)
+
+    def poll(self) -> int | None:
+        self._looks -= 1
+        return None if self._looks >= 0 else 0
 
 
 def test_torchruns_sigterm_is_for_a_rank_and_its_sigkill_for_all_that_the_rank_has_started() -> None:
@@ -91,3 +99,28 @@ def test_torchruns_sigterm_is_for_a_rank_and_its_sigkill_for_all_that_the_rank_h
     rank.close(death_sig=signal.SIGKILL)
     rank.close()
     assert (rank.proc.got, rank.group) == ([signal.SIGTERM, signal.SIGTERM], [signal.SIGKILL])
+
+
+@pytest.mark.parametrize(
+    ("looks", "saves", "seconds", "killed"),
+    [
+        pytest.param(3, 99, 60.0, False, id="it has saved and left"),
+        pytest.param(99, 2, 60.0, True, id="it has saved and stays"),
+        pytest.param(99, 99, 0.0, True, id="its time is up"),
+    ],
+)
+def test_torchrun_kills_no_rank_that_still_may_save(looks: int, saves: int, seconds: float, killed: bool) -> None:
+    class Handler:
+        def __init__(self) -> None:
+            self.proc = Process(looks)
+            self.got: list[signal.Signals | None] = []
+
+        def close(self, death_sig: signal.Signals | None = None) -> None:
+            self.got.append(death_sig)
+
+    asked = itertools.count()
+    await_saves(Handler, lambda pid: pid == Process.pid and next(asked) < saves, seconds)
+    rank = Handler()
+    rank.close(death_sig=signal.SIGTERM)
+    rank.close(death_sig=signal.SIGKILL)
+    assert rank.got == [signal.SIGTERM, *([signal.SIGKILL] if killed else [])]

@@ -148,6 +148,7 @@ class AgentEnvironment:
 
     run_dir: Path
     launcher_pid: int
+    shutdown_seconds: float = SHUTDOWN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,11 @@ def parse_pod(env: Mapping[str, str], place: Assignment | None = None) -> PodEnv
 def parse_agent(env: Mapping[str, str]) -> AgentEnvironment:
     """The environment of torchrun's agent. Raises UserError."""
     reader = _Reader(env)
-    parsed = AgentEnvironment(reader.path("DDPJOB_RUN_DIR"), reader.integer("DDPJOB_LAUNCHER_PID", 1, MAX_PID))
+    parsed = AgentEnvironment(
+        reader.path("DDPJOB_RUN_DIR"),
+        reader.integer("DDPJOB_LAUNCHER_PID", 1, MAX_PID),
+        reader.seconds("DDPJOB_SHUTDOWN_SECONDS", SHUTDOWN_SECONDS),
+    )
     reader.check()
     return parsed
 

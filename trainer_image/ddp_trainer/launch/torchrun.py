@@ -31,7 +31,7 @@ def torchrun_arguments(pod: PodEnvironment, target: Target) -> list[str]:
         f"--rdzv-conf=timeout={JOIN_TIMEOUT_SECONDS}",
         f"--local-addr={pod.pod_ip}",
         "--max-restarts=0",
-        # The launcher ends a preempted pod; the agent only ever stops the survivors of a failed rank.
+        # The launcher ends a preempted pod. What torchrun does beside a failed rank is in `rank.agent`.
         f"--shutdown-timeout={max(1, math.floor(pod.shutdown_seconds))}",
         f"--log-dir={pod.run_dir / 'torchrun'}",
         "--module",

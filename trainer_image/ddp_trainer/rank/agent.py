@@ -15,11 +15,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddp_trainer.contract.environment import first_live_rank, parse_agent
+from ddp_trainer.contract.heartbeat import read_heartbeats
 from ddp_trainer.contract.processes import die_with
 from ddp_trainer.contract.run_dir import (
     JOIN_TIMEOUT_SECONDS,
@@ -70,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
         raise
 
     spare_helpers(SubprocessHandler)
+    await_saves(SubprocessHandler, partial(_is_saving, run_dir), own.shutdown_seconds)
     if list(argv) == [PREPARED]:
         argv = _await_orders(run_dir)
     first_rank = first_live_rank(os.environ)
@@ -124,10 +127,33 @@ def spare_helpers(handler: Any) -> None:
     handler.close = end
 
 
-def understood(arguments: Sequence[str], torchrun_help: str) -> list[str]:
-    """The arguments that this torchrun has: `--shutdown-timeout` is newer than torch 2.11.
+def await_saves(handler: Any, is_saving: Callable[[int], bool], seconds: float) -> None:
+    """Have `handler` wait until a rank has saved before it kills it, for `seconds` at most.
 
-    Without it torchrun gives the survivors of a failed rank 30 s, whatever the job asks for.
+    torchrun kills what is left of the ranks 30 s after one has failed, whatever its `--shutdown-timeout`, as of torch
+    2.13. The launcher ends a rank that saves too long itself, and knows then that no one else has.
+    """
+    end_now = handler.close
+
+    def end(self: Any, death_sig: signal.Signals | None = None) -> None:
+        if death_sig == signal.SIGKILL:
+            deadline = time.monotonic() + seconds
+            while self.proc.poll() is None and is_saving(self.proc.pid) and time.monotonic() < deadline:
+                time.sleep(PAUSE_SECONDS)
+            if self.proc.poll() is not None:
+                return
+        end_now(self, death_sig)
+
+    handler.close = end
+
+
+def _is_saving(run_dir: Path, pid: int) -> bool:
+    return any(beat["pid"] == pid and beat["phase"] == "save" for beat in read_heartbeats(run_dir))
+
+
+def understood(arguments: Sequence[str], torchrun_help: str) -> list[str]:
+    """The arguments that this torchrun has: `--shutdown-timeout` is newer than torch 2.11. It counts where torchrun
+    itself fails beside ranks that are at work.
     """
     if _SHUTDOWN in torchrun_help:
         return list(arguments)
