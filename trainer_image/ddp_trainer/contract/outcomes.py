@@ -40,19 +40,27 @@ _USER_ERROR: Final = f"{UserError.__module__}.{UserError.__qualname__}: "
 ExitClass = tuple[int, str]
 """An exit code and a reason."""
 
+_USAGE: Final = 2
+"""With which argparse ends, and Python itself for a bad command line."""
+
 BY_EXIT_CODE: Final[dict[int, ExitClass]] = {
     EXIT_OK: (EXIT_OK, "Completed"),
     EXIT_USER: (EXIT_USER, "UserError"),
     EXIT_FENCED: (EXIT_FENCED, "Fenced"),
     EXIT_PREEMPTED: (EXIT_PREEMPTED, "Preempted"),
-    2: (EXIT_USER, "UserError"),  # argparse, and Python itself for a bad command line
+    _USAGE: (EXIT_USER, "UserError"),
 }
 
 
 def classify(error: BaseException) -> ExitClass:
     """The exit code and the reason of the process that this exception ends."""
     if isinstance(error, SystemExit):
-        return classify_exit(_exit_code(error))
+        code, peer = _exit_code(error), _lost_peer(error)
+        if peer is not None and code == _USAGE:  # not argparse's
+            return EXIT_FAILED, classify(peer)[1]
+        if peer is not None and classify_exit(code)[1] == "WorkerException":
+            return code, classify(peer)[1]
+        return classify_exit(code)
     for cause in _chain(error):
         exit_class = _classify_one(cause)
         if exit_class is not None:
@@ -63,6 +71,14 @@ def classify(error: BaseException) -> ExitClass:
 def is_peer_lost(error: BaseException) -> bool:
     """Whether a collective failed because another rank has left it."""
     return classify(error)[1] in ("PeerLost", "RendezvousFailed")
+
+
+def _lost_peer(error: SystemExit) -> BaseException | None:
+    """The exception that a script has caught, and left for, where it only says that another rank is gone. Of any other
+    it would say less: some scripts run as a whole in the handler of an ImportError.
+    """
+    caught = error.__cause__ or error.__context__
+    return caught if caught is not None and is_peer_lost(caught) else None
 
 
 def classify_exit(code: int) -> ExitClass:
@@ -175,7 +191,7 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
     if error is None or code in (EXIT_OK, EXIT_PREEMPTED):
         return outcome
     if isinstance(error, SystemExit):
-        outcome["message"] = exit_text(error) or f"exited with code {_exit_code(error)}"
+        outcome["message"] = exit_text(error) or f"exited with code {_exit_code(error)}{_on_lost_peer(error)}"
         return outcome
     outcome["exception"] = _qualified_name(error)
     message = _of_another_process(error) or str(error) or type(error).__name__
@@ -185,6 +201,14 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
     ):  # their messages say what to do; where they were raised is no help
         outcome["traceback"] = "".join(traceback.format_exception(_trimmed(error)))
     return outcome
+
+
+def _on_lost_peer(error: SystemExit) -> str:
+    peer = _lost_peer(error)
+    if peer is None:
+        return ""
+    first = str(peer).strip().partition("\n")[0]
+    return f" on {_qualified_name(peer)}: {first}"
 
 
 def write_outcome(run_dir: Path, outcome: dict[str, Any]) -> None:

@@ -18,6 +18,16 @@ def raised_from(error: BaseException, cause: BaseException) -> BaseException:
     return error
 
 
+def exits(code: int | str, caught: BaseException) -> SystemExit:
+    """In the handler of `caught`."""
+    error = SystemExit(code)
+    error.__context__ = caught
+    return error
+
+
+PEER_LOST = RuntimeError("Connection closed by peer")
+
+
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
@@ -35,6 +45,13 @@ def raised_from(error: BaseException, cause: BaseException) -> BaseException:
         (SystemExit(-9), (247, "WorkerKilled")),
         (SystemExit(192), (192, "WorkerKilled")),
         (SystemExit("text"), (1, "WorkerException")),
+        (exits(1, PEER_LOST), (1, "PeerLost")),
+        (exits(2, PEER_LOST), (1, "PeerLost")),
+        (exits(3, torch.distributed.DistStoreError("wait timeout after 9ms, keys: /1")), (3, "RendezvousFailed")),
+        (exits("training failed: Connection closed by peer", PEER_LOST), (1, "PeerLost")),
+        (exits(1, ModuleNotFoundError("x")), (1, "WorkerException")),
+        (exits(0, PEER_LOST), (0, "Completed")),
+        (exits(137, PEER_LOST), (137, "WorkerKilled")),
         (MemoryError(), (1, "OutOfMemory")),
         (torch.OutOfMemoryError("CUDA out of memory."), (1, "OutOfMemory")),
         (
@@ -71,7 +88,7 @@ def failure(rank, code, time=50):
     return {"rank": rank, "localRank": rank, "pid": 100 + rank, "exitCode": code, "time": time}
 
 
-PEER_LOST = RuntimeError("Connection closed by peer")
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +107,10 @@ PEER_LOST = RuntimeError("Connection closed by peer")
         ({"outcomes": [record(0, PEER_LOST, 1), record(1, ValueError("x"), 2)]}, 1, "WorkerException", 1),
         ({"outcomes": [record(0, ValueError("x"), 2), record(1, UserError("x"), 1)]}, 64, "UserError", 1),
         ({"outcomes": [record(0, PEER_LOST, 1)], "failures": [failure(0, 1), failure(1, -9)]}, 1, "WorkerKilled", 1),
+        ({"outcomes": [record(0, exits(3, PEER_LOST), 1)], "failures": [failure(1, -9)]}, 1, "WorkerKilled", 1),
+        ({"outcomes": [record(0, SystemExit("x"), 1)], "failures": [failure(1, -9)], "stderr": {0: [LOST]}}, 1,
+         "WorkerKilled", 1),
+        ({"outcomes": [record(0, SystemExit("x"), 1)], "failures": [failure(1, -9)]}, 1, "WorkerException", 0),
         ({"outcomes": [record(0, Excluded("x"), 1)], "failures": [failure(1, -9)]}, 1, "WorkerKilled", 1),
         ({"outcomes": [record(0, Excluded("x"), 1)], "failures": [failure(1, -15)]}, 1, "WorkerException", 0),
         ({"failures": [failure(0, -15), failure(1, -11)]}, 1, "WorkerKilled", 1),
@@ -118,6 +139,13 @@ def test_the_cause_is_the_earliest_failure_that_is_no_consequence_of_another(kno
 def test_an_exception_without_a_message_is_named_once():
     evidence = ExitEvidence(wall=1.0, procs=2, started=2, agent_code=1, outcomes=[record(1, AssertionError(), 1)])
     assert find_cause(evidence).message == "rank 1 raised AssertionError"
+
+
+def test_a_script_that_leaves_for_a_lost_peer_says_so_whatever_it_has_printed():
+    evidence = ExitEvidence(wall=1.0, procs=2, started=2, agent_code=1, outcomes=[record(1, exits(3, PEER_LOST), 1)])
+    assert find_cause(evidence).message == (
+        "rank 1 exited with code 3 on RuntimeError: Connection closed by peer; it printed nothing on stderr"
+    )
 
 
 def test_a_rank_that_the_launcher_killed_was_not_killed_by_others():

@@ -235,8 +235,8 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
     else:
         # the script caught what happened, and exited
         message = f"rank {rank} {text}{_passed_on(outcome['exitCode'])}{after}{_stderr_tail(evidence, local_rank)}"
-        if reason == "WorkerException" and crash_lost_peer(evidence.stderr.get(local_rank, ())):
-            reason = "PeerLost"
+    if name is None and reason == "WorkerException" and crash_lost_peer(evidence.stderr.get(local_rank, ())):
+        reason = "PeerLost"
     if reason == "PeerLost":
         message += _finished_before(evidence)
     return ExitCause(
