@@ -336,6 +336,12 @@ _RANKS = (
         "Call init_process_group once, with env://, and do not set RANK, WORLD_SIZE and similar variables yourself.",
     ),
     Symptom(
+        r"training graph has changed in this iteration",
+        "UnusedParameters",
+        "static_graph=True says that all steps use the same parameters, and this one did not: leave it out, and pass "
+        "find_unused_parameters=True to DDP.",
+    ),
+    Symptom(
         r"expected to have finished reduction in the prior iteration",
         "UnusedParameters",
         "Some parameters get no gradient: use all outputs in the loss, or pass find_unused_parameters=True to DDP.",

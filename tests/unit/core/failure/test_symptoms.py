@@ -280,6 +280,12 @@ CASES = [
         "UnusedParameters",
         "Expected to have finished reduction in the prior iteration before starting a new one.",
     ),
+    case(
+        "c10d/reducer.cpp",
+        "UnusedParameters",
+        "Your training graph has changed in this iteration, e.g., one parameter is unused in first iteration, but then "
+        "got used in the second iteration. this is not compatible with static_graph set to True.",
+    ),
     case("EDQUOT", "DiskFull", "[Errno 122] Disk quota exceeded: '/mnt/shared/logs/x'"),
     case("EROFS", "ReadOnlyFileSystem", "[Errno 30] Read-only file system: '/opt/cache'"),
     case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/mnt/shared/datasets'"),
