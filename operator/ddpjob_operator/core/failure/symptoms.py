@@ -218,6 +218,13 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
+        r"appears not to match strides of the same param",
+        "CollectiveMismatch",
+        "A parameter lies in memory in another order than on rank 0: give all ranks the same memory_format, or make it "
+        "contiguous() before DDP.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"mismatch between collectives|collective mismatch|mismatched (collective|nccl version)|op\.preamble\.length"
         r"|message truncated",
         "CollectiveMismatch",

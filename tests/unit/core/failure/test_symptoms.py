@@ -308,6 +308,11 @@ CASES = [
         "PeerLost",
     ),
     case("c10d/reducer.cpp", "CollectiveMismatch", "DDP expects same model across all ranks, but Rank 1 has 4 params"),
+    case(
+        "c10d/reducer.cpp",
+        "CollectiveMismatch",
+        "params[1] in this process with sizes [54275, 3] appears not to match strides of the same param in process 0.",
+    ),
     case("gloo/transport/tcp/pair.cc", "CollectiveMismatch", "op.preamble.length <= op.nbytes. 1046204 vs 1040256"),
     case("c10d/ProcessGroupGloo.cpp", "PeerLost", "Gloo connectFullMesh failed with [pair.cc:144]", "PeerLost"),
     case(
