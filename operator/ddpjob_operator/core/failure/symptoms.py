@@ -258,6 +258,19 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
+        r"torchelastic/(role_info|assigned_ranks)/",
+        "RendezvousFailed",
+        "",
+        of=LOST,
+    ),
+    Symptom(
+        r"wait timeout after \d+ ?ms, keys: ",
+        "",
+        "A rank did not make the process group in time, although the store answers: look for one that is busy before "
+        "init_process_group, as with a download, or raise its timeout.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"no socket interface found|neither AF_INET",
         "NCCLError",
         "NCCL found no network interface: correct or remove NCCL_SOCKET_IFNAME.",

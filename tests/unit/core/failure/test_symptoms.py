@@ -172,6 +172,19 @@ CASES = [
         "RendezvousFailed",
     ),
     case(
+        "torch/distributed/elastic/agent/server/api.py",
+        "RendezvousFailed",
+        "the nodes did not find each other: DistStoreError: wait timeout after 600000ms, keys: "
+        "/0b0c-3/torchelastic/role_info/1",
+        "RendezvousFailed",
+    ),
+    case(
+        "c10d/TCPStore.cpp",
+        "RendezvousFailed",
+        "rank 0 raised torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/1",
+        "RendezvousFailed",
+    ),
+    case(
         "c10d/socket.cpp",
         "AddressInUse",
         "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code: "
