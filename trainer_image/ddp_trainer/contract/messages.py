@@ -17,9 +17,11 @@ _PEER_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset)|remote server shutdown|broken pipe|pair closure|monitoredBarrier"
     r"|^Operation timed out!|ncclRemoteError|remote process exited|NCCL communicator was aborted"
     r"|timed out waiting \d+ ?ms for (send|recv) operation"
-    r"|Watchdog caught collective operation timeout|gloo.{0,500}(timed out|connection refused)"
+    r"|Watchdog caught collective operation timeout"
+    r"|gloo.{0,500}(timed out|connection refused|no route to host|network is unreachable)"
     r"|gloo connectFullMesh failed|watchdog got stuck for \d+|store->get\('[^']*'\) got (error|exception)"
     r"|signal notifying that (a remote rank|the store)|NCCL timeout (in|when waiting)"
+    r"|DistNetworkError: (socket timeout|connection timed out|no route to host|network is unreachable)"
     r"|failed to execute operation connect from rank|dump signal (from another rank|due to .{1,40} from +rank \d)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -63,7 +65,7 @@ _WORDS: Final = (
     "error", "exception", "what()", "terminate", "abort", "fatal", "killed", "lost", "closed", "reset", "shutdown",
     "pipe", "peer", "barrier", "exited", "timeout", "timed out", "refused", "stuck", "rank", "memory", "space",
     "quota", "assert", "mismatch", "truncated", "enforce", "uncorrectable", "nccl", "corrupt", "free()", "malloc()",
-    "smashing", "unexpected",
+    "smashing", "unexpected", "route", "unreachable",
 )  # fmt: skip
 """Every line that the patterns match has one of these, in lower case: cheap, for a flood of lines that have none."""
 _NOISE = re.compile(

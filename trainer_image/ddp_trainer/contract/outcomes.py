@@ -132,7 +132,7 @@ def _classify_one(error: BaseException) -> ExitClass | None:
     if isinstance(error, RuntimeError):
         if no_rendezvous(text):
             return EXIT_FAILED, "RendezvousFailed"
-        if peer_lost(text):
+        if peer_lost(text) or peer_lost(f"{type(error).__name__}: {text}"):
             return EXIT_FAILED, "PeerLost"
         if no_memory(text):
             return EXIT_FAILED, "OutOfMemory"

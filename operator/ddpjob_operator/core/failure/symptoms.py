@@ -343,7 +343,7 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
-        r"gloo.{0,200}(connection (closed|reset)|broken pipe)",
+        r"gloo.{0,200}(connection (closed|reset|timed out)|broken pipe|no route to host|network is unreachable)",
         "",
         "gloo lost another rank: check the other pods; if none failed, the network between the nodes.",
         of=GENERAL | LOST,

@@ -65,6 +65,9 @@ PEER_LOST = RuntimeError("Connection closed by peer")
         (torch.distributed.DistBackendError("NCCL error: ncclRemoteError: remote process exited"), (1, "PeerLost")),
         (torch.distributed.DistNetworkError("recvValue failed: Connection reset by peer"), (1, "PeerLost")),
         (torch.distributed.DistBackendError("Operation timed out!"), (1, "PeerLost")),
+        (torch.distributed.DistNetworkError("Connection timed out"), (1, "PeerLost")),
+        (torch.distributed.DistNetworkError("No route to host"), (1, "PeerLost")),
+        (RuntimeError("Connection timed out"), (1, "WorkerException")),
         (
             RuntimeError("Caught ConnectionClosedError in DataLoader worker process 0.\n…Connection was closed before"),
             (1, "WorkerException"),
