@@ -157,6 +157,12 @@ def test_ranks_share_the_cpus_unless_the_job_says_otherwise():
     assert torchrun_environment(pod, {"OMP_NUM_THREADS": "7"}, cpus=8)["OMP_NUM_THREADS"] == "7"
 
 
+def test_torchrun_does_not_end_what_the_kernel_holds_on_to() -> None:
+    """It would say that all ranks were done."""
+    of_image = {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "60"}
+    assert not of_image.keys() & torchrun_environment(parse_pod(GOOD), of_image, cpus=1).keys()
+
+
 def test_gloo_gets_the_interface_that_nobody_has_chosen() -> None:
     pod, chosen = parse_pod(GOOD), {"GLOO_SOCKET_IFNAME": "ib0"}
     assert torchrun_environment(pod, {}, cpus=1, interface="eth0")["GLOO_SOCKET_IFNAME"] == "eth0"

@@ -51,6 +51,8 @@ def torchrun_environment(
     env = {**inherited, **place_variables(pod, inherited)}
     env["TORCHELASTIC_ERROR_FILE"] = str(pod.run_dir / "torchrun" / "error.json")
     env["DDPJOB_LAUNCHER_PID"] = str(os.getpid())
+    # torch 2.13 ends ranks that the kernel holds on to for so long, and exits with 0; the launcher sees them itself
+    env.pop("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", None)
     env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // pod.procs_per_node)))
     if interface is not None:
         env.setdefault("GLOO_SOCKET_IFNAME", interface)
