@@ -124,3 +124,27 @@ def test_torchrun_kills_no_rank_that_still_may_save(looks: int, saves: int, seco
     rank.close(death_sig=signal.SIGTERM)
     rank.close(death_sig=signal.SIGKILL)
     assert rank.got == [signal.SIGTERM, *([signal.SIGKILL] if killed else [])]
+
+
+def test_ranks_that_torchrun_kills_one_after_another_have_the_time_to_save_together() -> None:
+    class Handler:
+        def __init__(self) -> None:
+            self.proc = Process(999)
+            self.got: list[signal.Signals | None] = []
+
+        def close(self, death_sig: signal.Signals | None = None) -> None:
+            self.got.append(death_sig)
+
+    asked: list[int] = []
+
+    def saves(pid: int) -> bool:
+        asked.append(pid)
+        return True
+
+    await_saves(Handler, saves, 0.2)
+    first, second = Handler(), Handler()
+    first.close(death_sig=signal.SIGKILL)
+    so_far = len(asked)
+    second.close(death_sig=signal.SIGKILL)
+    second.close(death_sig=signal.SIGKILL)
+    assert (len(asked) - so_far, first.got, second.got) == (2, [signal.SIGKILL], [signal.SIGKILL, signal.SIGKILL])

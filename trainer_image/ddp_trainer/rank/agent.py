@@ -128,17 +128,19 @@ def spare_helpers(handler: Any) -> None:
 
 
 def await_saves(handler: Any, is_saving: Callable[[int], bool], seconds: float) -> None:
-    """Have `handler` wait until a rank has saved before it kills it, for `seconds` at most.
+    """Have `handler` wait until a rank has saved before it kills it, for `seconds` at most, which begin with the first.
 
     torchrun kills what is left of the ranks 30 s after one has failed, whatever its `--shutdown-timeout`, as of torch
-    2.13. The launcher ends a rank that saves too long itself, and knows then that no one else has.
+    2.13. The launcher ends a rank that saves too long before that time is up, and knows that nothing else has. Only a
+    rank that the kernel holds on to is still there then; torchrun kills it up to three times.
     """
     end_now = handler.close
+    deadlines: list[float] = []
 
     def end(self: Any, death_sig: signal.Signals | None = None) -> None:
         if death_sig == signal.SIGKILL:
-            deadline = time.monotonic() + seconds
-            while self.proc.poll() is None and is_saving(self.proc.pid) and time.monotonic() < deadline:
+            deadlines.append(time.monotonic() + seconds)
+            while self.proc.poll() is None and is_saving(self.proc.pid) and time.monotonic() < deadlines[0]:
                 time.sleep(PAUSE_SECONDS)
             if self.proc.poll() is not None:
                 return
