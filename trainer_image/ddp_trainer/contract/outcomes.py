@@ -75,10 +75,14 @@ def is_peer_lost(error: BaseException) -> bool:
 
 def _lost_peer(error: SystemExit) -> BaseException | None:
     """The exception that a script has caught, and left for, where it only says that another rank is gone. Of any other
-    it would say less: some scripts run as a whole in the handler of an ImportError.
+    it would say less: some scripts run as a whole in the handler of an ImportError. An exit may be caught, too, and be
+    raised from itself.
     """
-    caught = error.__cause__ or error.__context__
-    return caught if caught is not None and is_peer_lost(caught) else None
+    caught: BaseException | None = error
+    for _ in range(10):
+        if isinstance(caught, SystemExit):
+            caught = caught.__cause__ or caught.__context__
+    return None if caught is None or isinstance(caught, SystemExit) or not is_peer_lost(caught) else caught
 
 
 def classify_exit(code: int) -> ExitClass:

@@ -25,6 +25,13 @@ def exits(code: int | str, caught: BaseException) -> SystemExit:
     return error
 
 
+def exits_from_itself(code: int) -> SystemExit:
+    """`except SystemExit as error: raise error from error`."""
+    error = SystemExit(code)
+    error.__cause__ = error
+    return error
+
+
 PEER_LOST = RuntimeError("Connection closed by peer")
 
 
@@ -52,6 +59,8 @@ PEER_LOST = RuntimeError("Connection closed by peer")
         (exits(1, ModuleNotFoundError("x")), (1, "WorkerException")),
         (exits(0, PEER_LOST), (0, "Completed")),
         (exits(137, PEER_LOST), (137, "WorkerKilled")),
+        (exits(3, exits(1, PEER_LOST)), (3, "PeerLost")),
+        (exits_from_itself(3), (3, "WorkerException")),
         (MemoryError(), (1, "OutOfMemory")),
         (torch.OutOfMemoryError("CUDA out of memory."), (1, "OutOfMemory")),
         (
