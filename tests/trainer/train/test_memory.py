@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trainer.documented import message
+from torch import nn
 from torch.distributed import DistBackendError
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from ddp_trainer.client.batches import BatchPlan
@@ -160,6 +162,30 @@ def test_a_rehearsal_leaves_room_for_what_the_first_step_leaves_for_the_later_on
     weight_and_bias = 2
     assert held == [tensors * weight_and_bias]
     assert [place() for place in made] == [None] * len(made)
+
+
+class Recomputing(nn.Module):
+    """A model whose activations are recomputed in a nested backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 4), nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return checkpoint(self.last, self.first(inputs), use_reentrant=True)
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_a_model_that_only_backward_can_recompute_is_trained(group: World, strategy: str) -> None:
+    """The rehearsal takes its gradient with `torch.autograd.grad`, which torch refuses there."""
+    task, config = load_task("toy_linear", {"samples": 24}), TrainConfig(strategy=strategy)
+    trained = strategy_class(strategy)(config, group, task, Precision("fp32", group.device))
+    trained.wrap(Recomputing())
+    optimizer = build_optimizer(config, trained.parameters(), group.device)
+    (batch,) = Loader(task.train_dataset(), BatchPlan(samples=24, global_batch=24), group).epoch(0)
+    assert trained.probe_memory(batch, optimizer)
+    trained.forward_backward(batch)
+    assert all(parameter.grad is not None for parameter in trained.parameters())
 
 
 @settings(deadline=None)

@@ -113,6 +113,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return classify(error)[1] == "OutOfMemory"
 
 
+def needs_backward(error: BaseException) -> bool:
+    """Whether a pass failed because the model recomputes activations in a nested backward pass, as torch's `checkpoint`
+    does with use_reentrant=True: `torch.autograd.grad` may not start one, and `backward()` may.
+    """
+    text = str(error)
+    return isinstance(error, RuntimeError) and "checkpoint" in text.lower() and ".grad()" in text
+
+
 def out_of_memory(rank: int, where: str, size: int, cause: object) -> torch.OutOfMemoryError:
     """The error that says what to do about it; `size` is the samples of a micro-batch there."""
     if size > 1:

@@ -21,7 +21,7 @@ from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.tasks import Task
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import MicroBatch, StepBatch
-from ddp_trainer.train.memory import is_out_of_memory
+from ddp_trainer.train.memory import is_out_of_memory, needs_backward
 from ddp_trainer.train.optim import state_to_come
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.randomness import (
@@ -108,7 +108,8 @@ class Strategy:
         what the first step leaves for the later ones.
 
         Leaves nothing behind: no gradient, no changed buffer, no random number drawn. Not possible with
-        SyncBatchNorm, which gathers from all ranks: one without memory would leave them waiting.
+        SyncBatchNorm, which gathers from all ranks: one without memory would leave them waiting. Of a model that only
+        `backward()` can recompute, it is the forward pass that is tried.
         """
         if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
             return True
@@ -122,6 +123,8 @@ class Strategy:
                     give_up_fused_attention(error)
                     self._local_pass(batch, optimizer)
             except Exception as error:
+                if needs_backward(error):
+                    return True
                 if not is_out_of_memory(error):
                     raise
                 return False
