@@ -17,8 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddp_trainer
 from ddp_trainer.client.live_run import LiveRun
+from ddp_trainer.client.passes import SharedPasses
 from ddp_trainer.contract.exit_codes import Preempted, UserError
 from ddp_trainer.live.deciding import Finished
+from ddp_trainer.rank.world import World
 
 STEPS = 6
 INPUTS = torch.rand(10, 4, generator=torch.Generator().manual_seed(1))
@@ -360,6 +362,46 @@ def test_parameters_that_are_added_later_are_reset_in_each_step(attach_live: Att
         loop.run.train_step([0], lambda share: loop.loss(share) + added.sum(), loop.optimizer.step)
         assert added.grad is not None
         assert float(added.grad) == 1.0
+
+
+def head_alone() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model of which the optimizer has one layer, though the other one requires a gradient too."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    return model, torch.optim.SGD(model[1].parameters(), lr=0.0)
+
+
+def test_gradients_of_parameters_that_no_optimizer_has_are_those_of_one_step(attach_live: Attach) -> None:
+    """An update that clips by the norm of all would else scale by more from step to step."""
+    model, optimizer = head_alone()
+    run = attach_live(model, optimizer, global_batch=4)
+    run.resume()
+    norms: list[float] = []
+
+    def update() -> None:
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        optimizer.step()
+
+    for _ in range(3):
+        run.train_step([0, 1, 2, 3], lambda share: model(INPUTS[share]).square().mean(), update)
+    assert norms == [norms[0]] * 3
+
+
+def test_gradients_of_parameters_that_no_optimizer_has_are_summed_over_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks that clip by the norm of all would else scale the same gradient by different factors, without a word."""
+    summed: list[tuple[int, ...]] = []
+
+    def all_reduce(tensor: Tensor, **_: Any) -> Mock:
+        if tensor.is_floating_point():
+            summed.append(tuple(tensor.shape))
+        return Mock()
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    model, optimizer = head_alone()
+    passes = SharedPasses(World(rank=0, size=2), (model, optimizer), micro_batch=4, wait=lambda work: None)
+    passes.gradient(torch.arange(4), lambda share: model(INPUTS[share]).square().mean(), 1, epoch_end=False)
+    assert sorted(summed) == [(1,), (1, 3), (3,), (3, 4)]
 
 
 def test_a_process_group_of_the_script_and_its_ddp_are_refused(

@@ -7,7 +7,7 @@ number of samples, so that the sum over all ranks is the mean over the batch, wh
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,22 +61,30 @@ class SharedPasses:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
+    @property
+    def _differentiated(self) -> list[Tensor]:
+        """These, and what the modules have besides: an update may look at the gradients of all, as one that clips by
+        their norm does.
+        """
+        others = [parameter for module in self._modules for parameter in module.parameters()]
+        return list({id(parameter): parameter for parameter in (*self._parameters, *others)}.values())
+
     def gradient(self, batch: Tensor, loss_of: LossOf, step: int, *, epoch_end: bool) -> Tensor:
         """Bring the gradient of the mean loss over `batch` to all ranks; this rank's part of that loss, float64.
 
         Raises UserError where `loss_of` returns no loss, and on all ranks where the batch or `step` of one differs.
         """
-        parameters = self._parameters
+        parameters = self._differentiated
         for parameter in parameters:
             parameter.grad = None
         if self._world.size == 1:
-            return self._local_gradient(batch, loss_of)
+            return self._local_gradient(batch, loss_of, parameters)
         compared = _Compared(step, batch, epoch_end, parameters)
         # Running statistics are rank 0's, as under DDP: they are what the snapshot holds.
         for module in self._modules:
             if not isinstance(module, AveragedModel):
                 from_first(persistent_buffers(module), self._wait)
-        loss = self._local_gradient(batch, loss_of)
+        loss = self._local_gradient(batch, loss_of, parameters)
         compared.check(self._wait)
         sum_gradients(shared_gradients(parameters, self._world.device, self._wait), self._wait)
         return loss
@@ -114,32 +122,32 @@ class SharedPasses:
                     "are those of this rank alone: pass it by name, as in attach_live(…, second=optimizer)"
                 )
 
-    def _local_gradient(self, batch: Tensor, loss_of: LossOf) -> Tensor:
+    def _local_gradient(self, batch: Tensor, loss_of: LossOf, parameters: Sequence[Tensor]) -> Tensor:
         loss = torch.zeros((), dtype=torch.float64, device="cpu")
         cuts = micro_batches(batch, self._world.rank, self._world.size, self._micro_batch)
         for indices, count in cuts:
             if count:  # else the batch is smaller than the number of ranks
-                loss += self._part(loss_of, indices, count / len(batch))
+                loss += _part(loss_of, indices, count / len(batch), parameters)
         return loss
 
-    def _part(self, loss_of: LossOf, indices: Tensor, weight: float) -> Tensor:
-        # set aside what the micro-batches before have added: zero_grad() in loss_of would take it away
-        parameters = self._parameters
-        gradients = [parameter.grad for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        loss = loss_of(indices)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            raise UserError(
-                "loss_of(share) returns the mean loss of its samples, a tensor of one number with its graph: not "
-                "loss.item(), and not under torch.no_grad()"
-            )
-        if any(parameter.grad is not None for parameter in parameters):
-            raise UserError("loss_of(share) has called backward(): leave that out, the run does it with the loss")
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        torch.autograd.backward(loss.reshape(()) * weight)
-        return loss.detach().double().reshape(()) * weight
+
+def _part(loss_of: LossOf, indices: Tensor, weight: float, parameters: Sequence[Tensor]) -> Tensor:
+    # set aside what the micro-batches before have added: zero_grad() in loss_of would take it away
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    loss = loss_of(indices)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise UserError(
+            "loss_of(share) returns the mean loss of its samples, a tensor of one number with its graph: not "
+            "loss.item(), and not under torch.no_grad()"
+        )
+    if any(parameter.grad is not None for parameter in parameters):
+        raise UserError("loss_of(share) has called backward(): leave that out, the run does it with the loss")
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    torch.autograd.backward(loss.reshape(()) * weight)
+    return loss.detach().double().reshape(()) * weight
 
 
 def _refuse_scaler(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
