@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from ddp_trainer.contract.exit_codes import UserError
+from ddp_trainer.rank.world import World
+from ddp_trainer.train.config import StepWindow
+from ddp_trainer.train.profiling import Profiler
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -39,6 +44,20 @@ def test_a_compiled_model_has_the_losses_of_the_plain_one(run, difference, name:
 @pytest.mark.parametrize("name", ["fsdp-bf16", "pipeline-bf16"])
 def test_a_model_in_parts_learns_in_bf16_as_the_whole_does_in_fp32(run, difference, name: str) -> None:
     assert 0 < difference(run(2, name).losses(), run(0, "tiny").losses()) < 0.1
+
+
+def test_a_step_that_is_taken_again_is_in_the_profile_that_records_it(tmp_path, monkeypatch) -> None:
+    """With live recovery: torch refuses a second profile, so all ranks that are left would end."""
+    made = Mock()
+    monkeypatch.setattr(torch.profiler, "profile", made)
+    profiler = Profiler(StepWindow(2, 3), tmp_path, World())
+    for step in (1, 2, 2, 3):
+        profiler.before_step(step)
+    made.assert_called_once()
+    made.return_value.start.assert_called_once_with()
+    assert profiler.after_step(2) is None
+    assert profiler.after_step(3) == tmp_path
+    made.return_value.stop.assert_called_once_with()
 
 
 def test_a_profile_that_the_run_ends_before_is_refused_before_training(train_here) -> None:

@@ -26,9 +26,9 @@ class Profiler:
         self._profile: Any = None
 
     def before_step(self, step: int) -> None:
-        """Step number `step` is about to begin."""
-        if self._window is None or step != self._window.first:
-            return
+        """Step number `step` is about to begin; also again, where another rank was lost in it."""
+        if self._window is None or step != self._window.first or self._profile is not None:
+            return  # torch records one profile at a time
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._world.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
