@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.trainer.documented import message
 from torch import nn
 from torch.distributed import DistBackendError
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -21,7 +22,7 @@ from ddp_trainer.rank.world import World
 from ddp_trainer.tasks import load_task
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import Loader, recut
-from ddp_trainer.train.memory import is_out_of_memory, starting_micro_batch
+from ddp_trainer.train.memory import MicroBatches, MicroBatchNote, is_out_of_memory, starting_micro_batch
 from ddp_trainer.train.optim import build_optimizer
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.strategies import strategy_class
@@ -203,6 +204,38 @@ def test_a_batch_cut_anew_is_cut_as_if_it_had_been_from_the_start(
             cut = recut(step, ranks, size)
             counted = [(part.batch[0][: part.count].tolist(), part.count) for part in cut.micro_batches]
             assert counted == [(part.batch[0][: part.count].tolist(), part.count) for part in other.micro_batches]
+
+
+def padded(samples: list[torch.Tensor]) -> torch.Tensor:
+    """As a task's `collate` does it: to the longest of these samples."""
+    return pad_sequence(samples, batch_first=True)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+def test_micro_batches_that_are_padded_to_different_lengths_are_cut_anew(after: int) -> None:
+    samples = [torch.full((length,), length) for length in range(1, 25)]
+    for rank in range(2):
+        world, plan = World(rank=rank, size=2), BatchPlan(samples=24, global_batch=24)
+        (loaded,) = Loader(samples, plan, world, micro_batch=6, collate=padded).epoch(0)  # type: ignore[arg-type]
+        cut = recut(loaded, 2, after)
+        assert [len(part.batch) for part in cut.micro_batches] == [part.count for part in cut.micro_batches]
+        assert max(part.count for part in cut.micro_batches) <= after
+        before, now = ([int(row.max()) for part in step.micro_batches for row in part.batch] for step in (loaded, cut))
+        assert now == before
+
+
+def test_ranks_agree_on_smaller_micro_batches_however_their_samples_are_padded(tmp_path) -> None:
+    lowered: list[list[int]] = []
+    for lengths in ([1] * 30, range(1, 31)):
+        samples = [torch.ones(length) for length in lengths]
+        plan = BatchPlan(samples=30, global_batch=30)
+        (loaded,) = Loader(samples, plan, World(), micro_batch=16, collate=padded).epoch(0)  # type: ignore[arg-type]
+        found = MicroBatches(World(), 1, MicroBatchNote(tmp_path / "micro_batch.json", "uid"), limit=None)
+        lowered.append([])
+        found.on_lowered = lowered[-1].append
+        with pytest.raises(torch.OutOfMemoryError):
+            found.fit(loaded, lambda batch: False, step=1)
+    assert lowered == [[7, 3, 1]] * 2
 
 
 @pytest.mark.parametrize(

@@ -107,23 +107,40 @@ _Step = tuple[list[tuple[Tensor, int]], int]
 
 
 def recut(batch: StepBatch, world_size: int, micro_batch: int) -> StepBatch:
-    """The same step in smaller micro-batches, exactly as `micro_batches` would have cut them."""
-    largest = -(-batch.total // world_size)
-    number = -(-largest // micro_batch)
+    """The same step in smaller micro-batches, exactly as `micro_batches` would have cut them.
+
+    Where those that there are cannot be joined, each is cut for itself. That may be more of them on one rank than on
+    another, which is no matter to a strategy that can rehearse: it meets the other ranks in the last one only.
+    """
+    number = number_of_cuts(batch.total, world_size, micro_batch)
     if number <= len(batch.micro_batches):
         return batch
     taken = [part for part in batch.micro_batches if part.count]
     if not taken:
         return StepBatch(batch.micro_batches[:1] * number, batch.total)
-    whole = join([part.batch for part in taken])
-    cuts = torch.tensor_split(torch.arange(sum(part.count for part in taken), device="cpu"), number)
-    parts = [
-        MicroBatch(select(whole, slice(int(cut[0]), int(cut[-1]) + 1)), len(cut))
+    try:
+        whole = MicroBatch(join([part.batch for part in taken]), sum(part.count for part in taken))
+    except RuntimeError:  # a `collate` that pads has made each as long as its own longest sample
+        pieces = [piece for part in taken for piece in _pieces(part, -(-part.count // micro_batch))]
+    else:
+        pieces = _pieces(whole, number)
+    return StepBatch(tuple(pieces), batch.total)
+
+
+def number_of_cuts(total: int, world_size: int, micro_batch: int) -> int:
+    """In how many micro-batches each rank takes its share of a step, as the largest share asks for."""
+    largest = -(-total // world_size)
+    return -(-largest // micro_batch)
+
+
+def _pieces(part: MicroBatch, number: int) -> list[MicroBatch]:
+    cuts = torch.tensor_split(torch.arange(part.count, device="cpu"), number)
+    return [
+        MicroBatch(select(part.batch, slice(int(cut[0]), int(cut[-1]) + 1)), len(cut))
         if len(cut)
-        else MicroBatch(select(whole, slice(0, 1)), 0)
+        else MicroBatch(select(part.batch, slice(0, 1)), 0)
         for cut in cuts
     ]
-    return StepBatch(tuple(parts), batch.total)
 
 
 def select(batch: Any, samples: slice) -> Any:

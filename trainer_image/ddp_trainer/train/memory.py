@@ -24,7 +24,7 @@ from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.rank.step_reduce import on_any_rank
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import StepBatch, recut
+from ddp_trainer.train.data import StepBatch, number_of_cuts, recut
 
 
 class MicroBatches:
@@ -53,7 +53,10 @@ class MicroBatches:
 
     def size(self, batch: StepBatch) -> int:
         """Samples of the largest micro-batch on any rank."""
-        return -(-batch.total // (self._ranks * len(batch.micro_batches)))
+        return self._size(batch, len(batch.micro_batches))
+
+    def _size(self, batch: StepBatch, number: int) -> int:
+        return -(-batch.total // (self._ranks * number))
 
     def cut(self, batch: StepBatch) -> StepBatch:
         """The batch in micro-batches that are within the limit."""
@@ -64,16 +67,18 @@ class MicroBatches:
 
         Raises OutOfMemoryError when one sample is too many.
         """
+        number = len(batch.micro_batches)  # the same on all ranks, which may cut anew into other numbers
         while True:
             fits = probe_memory(batch)
             (lacking,) = on_any_rank(self._world, not fits)
             if not lacking:
                 return batch
-            size = self.size(batch)
+            size = self._size(batch, number)
             if size == 1:
                 cause = "this rank" if not fits else "another rank"
                 raise out_of_memory(self._world.rank, f"step {step}", size, f"it was {cause} that had too little")
             self.limit = size // 2
+            number = max(number, number_of_cuts(batch.total, self._ranks, self.limit))
             self.on_lowered(self.limit)
             batch = self.cut(batch)
 
