@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.optim import build_optimizer, build_scheduler
+from ddp_trainer.train.precision import Precision
 
 CPU = torch.device("cpu")
 
@@ -71,6 +72,20 @@ def test_a_run_that_resumes_with_another_decay_has_the_rate_of_that_one_at_once(
     going_on.load_state_dict(ended.state_dict())
     after.load_state_dict(before.state_dict())
     assert going_on.param_groups[0]["lr"] == after.get_last_lr()[0] == rate
+
+
+def test_a_run_that_resumes_with_other_settings_of_the_scaler_goes_on_with_these() -> None:
+    state = Precision("fp16", CPU, {"growth_interval": 2000}).state_dict()
+    state["scaler"] |= {"scale": 1024.0, "_growth_tracker": 1500}
+    after = Precision("fp16", CPU, {"init_scale": 8.0, "growth_factor": 4.0, "growth_interval": 500})
+    after.load_state_dict(state)
+    assert after.state_dict()["scaler"] == {
+        "scale": 1024.0,
+        "growth_factor": 4.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 500,
+        "_growth_tracker": 499,  # with 500 or more, torch would never let the scale grow
+    }
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,14 @@ class Precision:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A run may go on in another precision: a scaler that finds no state of its own starts afresh."""
+        """A run may go on in another precision: a scaler that finds no state of its own starts afresh.
+
+        One that does goes on with that scale, by the settings of this run: torch would take over the saved ones.
+        """
         self.skipped_steps = state["skipped_steps"]
         if self._scaler and "scaler" in state:
-            self._scaler.load_state_dict(state["scaler"])
+            saved, own = state["scaler"], self._scaler.state_dict()
+            # torch lets the scale grow where the two are equal: with more steps than the interval, never
+            steps = min(saved["_growth_tracker"], own["growth_interval"] - 1)
+            self._scaler.load_state_dict({**own, "scale": saved["scale"], "_growth_tracker": steps})
             self._scale = self._scaler.get_scale()
