@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trainer.documented import message
@@ -236,6 +237,39 @@ def test_ranks_agree_on_smaller_micro_batches_however_their_samples_are_padded(t
         with pytest.raises(torch.OutOfMemoryError):
             found.fit(loaded, lambda batch: False, step=1)
     assert lowered == [[7, 3, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "agreed", "lowered"),
+    [(None, None, None, []), (None, 8, 8, [8]), (8, None, 8, []), (8, 4, 4, [4]), (4, 8, 4, [])],
+)
+def test_ranks_that_recover_live_agree_on_the_least_limit_that_one_of_them_knows(
+    tmp_path, monkeypatch, own: int | None, other: int | None, agreed: int | None, lowered: list[int]
+) -> None:
+    """They validate in as many batches, and meet after each: one with more of them would be out of step."""
+    waited: list[object] = []
+
+    def all_reduce(least: torch.Tensor, *, op: object, async_op: bool) -> str:
+        assert op == dist.ReduceOp.MIN
+        assert async_op
+        if other is not None:
+            least.clamp_(max=other)
+        return "work"
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    note = MicroBatchNote(tmp_path / "micro_batch.json", "uid")
+    found, said = MicroBatches(World(rank=0, size=2), 2, note, limit=own), []
+    found.on_lowered = said.append
+    found.agree(waited.append)
+    assert (found.limit, said, waited) == (agreed, lowered, ["work"])
+
+
+def test_a_loader_takes_no_more_at_once_than_the_ranks_have_agreed_on() -> None:
+    loader = Loader(TensorDataset(torch.arange(12)), BatchPlan(samples=12, global_batch=12), World(), micro_batch=6)
+    for limit, counts in ((4, [4, 4, 4]), (None, [6, 6]), (8, [6, 6])):
+        loader.take_at_most(limit)
+        (step,) = loader.epoch(0)
+        assert [part.count for part in step.micro_batches] == counts
 
 
 @pytest.mark.parametrize(

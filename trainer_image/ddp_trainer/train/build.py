@@ -56,7 +56,9 @@ def build(
     note = MicroBatchNote(job.log_dir / "micro_batch.json", job.uid)
     limit = from_first_rank(world, note.read())
     live_ranks = job.live.ranks if membership is not None and job.live is not None else None
-    micro_batch = starting_micro_batch(config, world, limit, live_ranks=live_ranks)
+    # with live recovery each rank knows a limit of its own until it meets the others
+    known = limit if live_ranks is None else None
+    micro_batch = starting_micro_batch(config, world, known, live_ranks=live_ranks)
     config = dataclasses.replace(config, micro_batch=micro_batch)
     task = load_task(config.task, config.task_options)
     dataset = task.train_dataset()
@@ -124,13 +126,25 @@ def build(
         shard_ranks=ShardRanks(pod.rank, pod.size, pod.new_group, pod.together) if pod is not None else None,
     )
     micro_batches = MicroBatches(world, strategy.data_world.size, note, limit=limit)
+    loader = Loader(
+        dataset,
+        plan,
+        strategy.data_world,
+        micro_batch=config.micro_batch,
+        collate=task.collate,
+        workers=config.workers,
+        prefetch=config.prefetch,
+    )
     together = pod.together if pod is not None else nullcontext
     recovery = None
     if membership is not None and job.live is not None:
+        wait = membership.waited
 
         def regroup() -> None:
             strategy.regroup()
             micro_batches.regroup(world.size)
+            micro_batches.agree(wait)
+            loader.take_at_most(micro_batches.limit)
 
         recovery = Recovery(
             membership=membership,
@@ -145,7 +159,6 @@ def build(
             states={
                 **{name: state for name, state in states.saved.items() if name not in sharded},
                 LOSSES: log.losses,
-                "micro_batches": micro_batches,
             },
             shards=strategy.shards(optimizer),
             together=together,
@@ -162,15 +175,7 @@ def build(
         scheduler=scheduler,
         precision=precision,
         cursor=cursor,
-        loader=Loader(
-            dataset,
-            plan,
-            strategy.data_world,
-            micro_batch=config.micro_batch,
-            collate=task.collate,
-            workers=config.workers,
-            prefetch=config.prefetch,
-        ),
+        loader=loader,
         eval_dataset=eval_dataset,
         total_steps=total_steps,
         attached=attached,

@@ -187,6 +187,7 @@ class Loader:
         self._plan = plan
         self._world = world
         self._micro_batch = micro_batch
+        self._limit: int | None = None
         self._collate = collate or default_collate
         self._processes = None
         if workers:
@@ -196,9 +197,14 @@ class Loader:
                 dataset, seed=plan.seed, collate=self._collate, workers=workers, prefetch=prefetch, world=world
             )
 
+    def take_at_most(self, limit: int | None) -> None:
+        """From the next `epoch` on, no micro-batch has more samples."""
+        self._limit = limit
+
     def epoch(self, epoch: int, offset: int = 0) -> Iterator[StepBatch]:
         """This rank's part of each step of an epoch, from its sample `offset` on."""
-        steps = _steps(self._plan, self._world, self._micro_batch, epoch, offset)
+        micro_batch = min(filter(None, (self._micro_batch, self._limit)), default=None)
+        steps = _steps(self._plan, self._world, micro_batch, epoch, offset)
         if self._processes is not None:
             yield from self._loaded_ahead(steps, epoch)
             return

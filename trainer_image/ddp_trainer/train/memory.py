@@ -11,20 +11,23 @@ attempt starts with half.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
+from ddp_trainer.client.gradients import Wait, started
 from ddp_trainer.contract.json_files import read_json, write_json
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.rank.step_reduce import on_any_rank
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.config import TrainConfig
 from ddp_trainer.train.data import StepBatch, number_of_cuts, recut
+
+_NO_LIMIT: Final = 1 << 62
 
 
 class MicroBatches:
@@ -44,12 +47,18 @@ class MicroBatches:
         """From here on so many ranks share a batch."""
         self._ranks = ranks
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a rank that joins the others takes over; in no snapshot."""
-        return {"limit": self.limit}
+    def agree(self, wait: Wait) -> None:
+        """With live recovery, in each new group: the least limit that a rank knows is that of all.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.limit = state["limit"]
+        Each has read the note when it began, and one in place of a rank that ran out of memory has found a lower one.
+        """
+        own = _NO_LIMIT if self.limit is None else self.limit
+        least = torch.tensor([own], device="cpu")
+        if self._world.size > 1:
+            wait(started(dist.all_reduce(least, op=dist.ReduceOp.MIN, async_op=True)))
+        if int(least) < own:
+            self.limit = int(least)
+            self.on_lowered(self.limit)
 
     def size(self, batch: StepBatch) -> int:
         """Samples of the largest micro-batch on any rank."""
