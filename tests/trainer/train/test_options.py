@@ -60,6 +60,18 @@ def test_a_step_that_is_taken_again_is_in_the_profile_that_records_it(tmp_path, 
     made.return_value.stop.assert_called_once_with()
 
 
+def test_a_run_that_resumes_within_the_window_profiles_the_rest_of_it(tmp_path, monkeypatch) -> None:
+    made = Mock()
+    monkeypatch.setattr(torch.profiler, "profile", made)
+    profiler = Profiler(StepWindow(2, 4), tmp_path, World())
+    written = []
+    for step in range(3, 8):
+        profiler.before_step(step)
+        written.append(profiler.after_step(step))
+    made.assert_called_once()
+    assert written == [None, tmp_path, None, None, None]
+
+
 def test_a_profile_that_the_run_ends_before_is_refused_before_training(train_here) -> None:
     with pytest.raises(UserError, match="--profile 2:4 ends after the last of the 3 steps of this run"):
         train_here("--task=toy_linear", "--max-steps=3", "--profile=2:4")

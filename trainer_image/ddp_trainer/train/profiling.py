@@ -26,9 +26,14 @@ class Profiler:
         self._profile: Any = None
 
     def before_step(self, step: int) -> None:
-        """Step number `step` is about to begin; also again, where another rank was lost in it."""
-        if self._window is None or step != self._window.first or self._profile is not None:
-            return  # torch records one profile at a time
+        """Step number `step` is about to begin; also again, where another rank was lost in it.
+
+        The first of the window that this process takes need not be the first of all: it may have resumed after that.
+        """
+        if self._window is None or not self._window.first <= step <= self._window.last:
+            return
+        if self._profile is not None:  # torch records one at a time
+            return
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._world.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
