@@ -17,10 +17,13 @@ from torch import Tensor, nn
 
 from ddp_trainer.client.recovery import Recovery
 from ddp_trainer.contract.exit_codes import Left
+from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.live.deciding import Excluded
 from ddp_trainer.logs.losses import LossLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.codec import rng
+from ddp_trainer.train.data import DataSetLost, fetch
+from ddp_trainer.train.loop import TrainingLoop
 
 
 def drawn() -> tuple[float, float, float]:
@@ -145,3 +148,27 @@ def test_all_ranks_of_a_group_have_the_same_last_loss(
     recovery._has_state = True
     recovery._meet()
     assert losses.last_loss == expected
+
+
+class Remote:
+    """Samples in a storage that does not answer."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise RuntimeError(f"cannot read sample {index}: [Errno 104] Connection reset by peer")
+
+
+def test_a_connection_that_the_data_set_has_lost_is_no_lost_rank() -> None:
+    """All ranks took the same step again and again, without an end."""
+    loop = Mock(step=0, total_steps=1)
+    loop._train_epoch.side_effect = lambda: fetch(Remote(), torch.tensor([7]))  # type: ignore[arg-type]
+    with pytest.raises(DataSetLost, match=r"\(cannot read sample 7: .*Connection reset by peer\)$") as raised:
+        TrainingLoop._is_at_end(loop)
+    assert classify(raised.value)[1] == "WorkerException"
+    loop.recovery.lost.assert_not_called()
+
+
+def test_a_connection_that_a_collective_has_lost_is_a_lost_rank() -> None:
+    loop = Mock(step=0, total_steps=1)
+    loop._train_epoch.side_effect = error = RuntimeError("Connection closed by peer [10.0.0.2]:4711")
+    assert not TrainingLoop._is_at_end(loop)
+    loop.recovery.lost.assert_called_once_with(error)

@@ -6,6 +6,8 @@ number of ranks: what was trained on stays trained on when the world grows, shri
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import tee
@@ -240,6 +242,22 @@ def fetch(dataset: Dataset[Any], indices: Tensor, collate: Any = default_collate
     many = getattr(dataset, "__getitems__", None)
     samples = many(indices.tolist()) if many else [dataset[index] for index in indices.tolist()]
     return collate(samples)
+
+
+class DataSetLost(Exception):
+    """The data set has lost a connection of its own. No RuntimeError: those may say that a rank was lost."""
+
+    def __init__(self, words: RuntimeError) -> None:
+        super().__init__(
+            "a connection was lost where samples are read, and no rank meets another there: catch in the data set what "
+            f"a storage or a database may raise, and read again ({words})"
+        )
+
+
+def is_of_samples(error: BaseException) -> bool:
+    """Whether it was raised where samples are read, by the data set or by what makes a batch of them."""
+    own = inspect.unwrap(fetch).__code__
+    return any(frame.f_code is own for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _is_tensors(dataset: Dataset[Any]) -> TypeGuard[TensorDataset]:

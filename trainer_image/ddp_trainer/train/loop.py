@@ -28,7 +28,7 @@ from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
 from ddp_trainer.train.config import TrainConfig
-from ddp_trainer.train.data import Cursor, Loader, StepBatch
+from ddp_trainer.train.data import Cursor, DataSetLost, Loader, StepBatch, is_of_samples
 from ddp_trainer.train.memory import MicroBatches
 from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
@@ -120,6 +120,8 @@ class TrainingLoop:
         except RuntimeError as error:
             if self.recovery is None or not is_peer_lost(error):
                 raise
+            if is_of_samples(error):  # all ranks would take the step again and again
+                raise DataSetLost(error) from None
             self.recovery.lost(error)
             return False
         return True
