@@ -121,7 +121,7 @@ class TrainingLoop:
             if self.recovery is None or not is_peer_lost(error):
                 raise
             if is_of_samples(error):  # all ranks would take the step again and again
-                raise DataSetLost(error) from None
+                raise DataSetLost(error).with_traceback(error.__traceback__) from None
             self.recovery.lost(error)
             return False
         return True
