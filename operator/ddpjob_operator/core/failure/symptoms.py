@@ -525,6 +525,7 @@ _PROGRAM = (
         r"|(aiohttp|botocore|httpcore|httpx|urllib3)[\w.]*\.(\w*(connect|maxretry|timeout)\w*error|(remote)?protocolerror)"
         r"|(httpcore|httpx)[\w.]*\.(connect|read|write)timeout\b"
         r"|caught \w*(connect|maxretry|protocol|timeout)\w* in dataloader worker"
+        r"|train\.data\.datasetlost\b"
         r"|\b(429|5\d\d) (client|server) error",
         "NetworkError",
         "A server could not be reached: download data with initializers, and check DNS and NetworkPolicies.",

@@ -65,6 +65,13 @@ CASES = [
     case("httpx", "AccessDenied", "rank 0 raised httpx.LocalProtocolError: Illegal header value b'Bearer '"),
     case("httpx", "NetworkError", "rank 0 raised httpx2.ReadTimeout: The read operation timed out"),
     case("httpx", "NetworkError", "rank 0 raised httpx.RemoteProtocolError: Server disconnected"),
+    case(
+        "ddp_trainer/train/data.py",
+        "NetworkError",
+        "rank 1 raised ddp_trainer.train.data.DataSetLost after step 9: a connection was lost where samples are read, "
+        "and no rank meets another there: catch in the data set what a storage or a database may raise, and read again "
+        "(cannot read sample 7: [Errno 104] Connection reset by peer)",
+    ),
     case("ENOSPC", "DiskFull", "[Errno 28] No space left on device: '/mnt/shared/runs/torch_2.6/last.pt'", "DiskFull"),
     case("ENOSPC", "SharedMemoryFull", "No space left on device: '/torch_71_3284018911_0'", "DiskFull"),
     case("the NVIDIA driver's kernel log", "GPUFault", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."),
