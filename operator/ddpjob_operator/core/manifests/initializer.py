@@ -34,8 +34,12 @@ SOURCES_PATH = "/mnt/source"
 """Where claims that data is copied from are mounted, each under its name."""
 
 
-_OF_THE_GANG = ("containers", "initContainers", "affinity", "topologySpreadConstraints", "schedulingGates")
-"""What the podTemplate says of the pods that train, and of no other."""
+_OF_THE_GANG = (
+    "containers", "initContainers", "affinity", "topologySpreadConstraints", "schedulingGates", "resourceClaims"
+)  # fmt: skip
+"""What the podTemplate says of the pods that train, and of no other. A claim of devices (DRA) is allocated to a pod
+whether a container of it uses them or not.
+"""
 
 
 def build_initializer(admitted: Admitted, number: int) -> Manifest:

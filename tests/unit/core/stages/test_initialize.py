@@ -456,6 +456,15 @@ def test_the_template_says_where_the_pod_may_run_but_not_what_is_in_it() -> None
     assert [item["name"] for item in containers(pod)] == ["dataset"]
 
 
+def test_the_pod_takes_none_of_the_devices_that_the_gang_claims() -> None:
+    """A GPU would be held by it, and a channel of IMEX is prepared once the gang is there, which waits for the data."""
+    claims = [{"name": "gpus", "resourceClaimTemplateName": "gpu"}]
+    trainer = {"name": "trainer", "resources": {"claims": [{"name": "gpus"}]}}
+    pod = built(podTemplate={"spec": {"resourceClaims": claims, "containers": [trainer]}}, procsPerNode=1)
+    assert "resourceClaims" not in pod["spec"]
+    assert all("resources" not in item for item in containers(pod))
+
+
 def test_defaults_of_the_namespace_count_here_too() -> None:
     defaults = Defaults(trainer_image="registry.example/trainer:3", resources={"limits": {"memory": "1Gi"}})
     (container,) = containers(built(defaults=defaults))
