@@ -70,7 +70,7 @@ def build_debug_pod(job: Job, failed: Manifest, visit: Visit) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": short_lived_metadata(job, ROLE, TRAINER_CONTAINER),
+        "metadata": short_lived_metadata(job, ROLE, TRAINER_CONTAINER, devices=visit.gpus),
         "spec": spec,
     }
 

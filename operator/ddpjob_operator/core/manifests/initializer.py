@@ -18,6 +18,7 @@ from ddpjob_operator.core.manifests.pods import (
     restricted_context,
     users_annotations,
     users_labels,
+    without_networks,
 )
 from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume, source_claim
 from ddpjob_operator.core.values.job import Defaults, Job, Manifest
@@ -26,6 +27,7 @@ from ddpjob_operator.core.values.names import (
     LABEL_ATTEMPT,
     LABEL_LAST_INITIALIZER,
     LABEL_ROLE,
+    TRAINER_CONTAINER,
     initializer_name,
     job_labels,
 )
@@ -78,11 +80,23 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
             "name": initializer_name(job.name, number),
             "namespace": job.namespace,
             "labels": users_labels(template) | own,
-            "annotations": users_annotations(template, *(item.name for item in job.spec.initializers)),
+            "annotations": _annotations(job),
             "ownerReferences": [admitted.owner_reference()],
         },
         "spec": leaving_lost_nodes(spec, job.spec.restart.node_lost_seconds),
     }
+
+
+def _annotations(job: Job) -> dict[str, str]:
+    """Those of the podTemplate. Data may come over a further network, but not over one that is a device of the gang."""
+    given = users_annotations(job.spec.pod_template, *(item.name for item in job.spec.initializers))
+    template = job.spec.pod_template
+    containers = ((template.spec if template else None) or {}).get("containers") or ()
+    resources = [item.get("resources") or {} for item in containers if item["name"] == TRAINER_CONTAINER]
+    limits = [(job.spec.resources.limits if job.spec.resources else None) or {}]
+    limits += [item.get("limits") or {} for item in resources]
+    devices = {name for one in limits for name in one if "/" in name and not name.endswith("/gpu")}
+    return without_networks(given) if devices else given
 
 
 def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[str, str]) -> Manifest:

@@ -49,6 +49,10 @@ DEFAULT_SIZE = "10Gi"
 NON_ROOT = 65532
 _OF_CONTAINER = "container.apparmor.security.beta.kubernetes.io/"
 """An API server refuses a pod that has such an annotation for a container that it has not."""
+_NETWORKS = ("k8s.v1.cni.cncf.io/networks", "networking.gke.io/default-interface", "networking.gke.io/interfaces")
+"""Further networks of a pod, of Multus and of GKE. Those that ranks use are often devices, each for one pod: a pod that
+has the annotation and no device gets no sandbox (SR-IOV), or waits for the devices of those that train (GKE).
+"""
 
 
 def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
@@ -154,6 +158,11 @@ def users_annotations(template: PodTemplate | None, *containers: str) -> dict[st
     given = (template.metadata.annotations if template and template.metadata else None) or {}
     of_theirs = {f"{_OF_CONTAINER}{name}" for name in containers}
     return {name: value for name, value in given.items() if not name.startswith(_OF_CONTAINER) or name in of_theirs}
+
+
+def without_networks(annotations: dict[str, str]) -> dict[str, str]:
+    """Annotations for a pod that does not train and has the devices of none that does."""
+    return {name: value for name, value in annotations.items() if name not in _NETWORKS}
 
 
 def restricted_context() -> Manifest:

@@ -144,6 +144,13 @@ def test_with_gpus_it_has_all_that_the_failed_pod_had() -> None:
     assert resources["limits"]["nvidia.com/gpu"] == 8
 
 
+@pytest.mark.parametrize("gpus", [False, True])
+def test_it_joins_the_networks_of_the_ranks_where_it_has_their_devices(gpus: bool) -> None:
+    annotations = {"k8s.v1.cni.cncf.io/networks": "ib", "team": "a"}
+    made = debug_pod(gpus=gpus, podTemplate={"metadata": {"annotations": annotations}})
+    assert made["metadata"]["annotations"] == (annotations if gpus else {"team": "a"})
+
+
 def test_it_fits_beside_pods_that_keep_apart_by_a_label_of_their_own() -> None:
     term = {"labelSelector": {"matchLabels": {"app": "digits"}}, "topologyKey": "kubernetes.io/hostname"}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

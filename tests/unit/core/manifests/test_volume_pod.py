@@ -70,6 +70,14 @@ def test_webhooks_and_policies_see_what_the_pod_template_says_to_them_and_no_que
     assert owner_of(made) is None
 
 
+def test_it_joins_none_of_the_networks_of_the_ranks() -> None:
+    """Of the devices of one it has none, and those of another are in use by the pods that train."""
+    networks = {"k8s.v1.cni.cncf.io/networks": "ib", "networking.gke.io/interfaces": "[]"}
+    made = pod(podTemplate={"metadata": {"annotations": networks | {"gke-gcsfuse/volumes": "true"}}})
+    assert made["metadata"]["annotations"] == {"gke-gcsfuse/volumes": "true"}
+    assert "annotations" not in pod(podTemplate={"metadata": {"annotations": networks}})["metadata"]
+
+
 def test_it_is_placed_as_the_gang_may_be_and_takes_no_gpu() -> None:
     template = {
         "nodeSelector": {"pool": "gpu"},

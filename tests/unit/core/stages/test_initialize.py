@@ -465,6 +465,24 @@ def test_the_pod_takes_none_of_the_devices_that_the_gang_claims() -> None:
     assert all("resources" not in item for item in containers(pod))
 
 
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [({"nvidia.com/gpu": 8, "openshift.io/mlnx": 8}, False), ({"nvidia.com/gpu": 8, "cpu": 4}, True)],
+    ids=["devices", "none"],
+)
+@pytest.mark.parametrize("place", ["resources", "podTemplate"])
+def test_the_pod_has_no_network_whose_device_it_lacks(limits: dict[str, int], kept: bool, place: str) -> None:
+    """The plugin of SR-IOV makes no sandbox for a pod without: "VF pci addr is required". Data comes over others."""
+    template: dict[str, Any] = {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "ib", "team": "ml"}}}
+    spec: dict[str, Any] = {"resources": {"limits": limits}}
+    if place == "podTemplate":
+        template["spec"] = {"containers": [{"name": "trainer"} | spec]}
+        spec = {"procsPerNode": 8}
+    annotations = built(podTemplate=template, **spec)["metadata"]["annotations"]
+    assert annotations["team"] == "ml"
+    assert ("k8s.v1.cni.cncf.io/networks" in annotations) is kept
+
+
 def test_defaults_of_the_namespace_count_here_too() -> None:
     defaults = Defaults(trainer_image="registry.example/trainer:3", resources={"limits": {"memory": "1Gi"}})
     (container,) = containers(built(defaults=defaults))
