@@ -22,7 +22,9 @@ _PEER_LOST = re.compile(
     r"|gloo connectFullMesh failed|watchdog got stuck for \d+|store->get\('[^']*'\) got (error|exception)"
     r"|signal notifying that (a remote rank|the store)|NCCL timeout (in|when waiting)"
     r"|DistNetworkError: (socket timeout|connection timed out|no route to host|network is unreachable)"
-    r"|failed to execute operation connect from rank|dump signal (from another rank|due to .{1,40} from +rank \d)",
+    r"|failed to execute operation connect from rank|dump signal (from another rank|due to .{1,40} from +rank \d)"
+    # libfabric's words for EFA: for some of them, the plugin of NCCL has no other error than that of a system call
+    r"|NET/OFI .{0,500}(unre(sponsive|achable) re(mote|ceiver)|QP does not exist|peer closed its memory)",
     re.IGNORECASE | re.DOTALL,
 )
 _FROM_OUTSIDE = re.compile(

@@ -291,6 +291,27 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
+        r"failed to initialize any net plugin|last error:\W{1,6}error: network .{0,40}not found",
+        "NCCLError",
+        "NCCL has no network of the name in NCCL_NET: correct it, have the plugin's library where LD_LIBRARY_PATH "
+        "finds it, and name its devices in the limits (vpc.amazonaws.com/efa of EFA); or remove NCCL_NET.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"NET/OFI .*unreachable remote",
+        "",
+        "No answer came over EFA: the security group of the nodes must allow all traffic from and to itself, in its "
+        "inbound and its outbound rules, and the nodes must be in one subnet. If it worked before, check the other "
+        "pods.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
+        r"NET/OFI .*(unresponsive re(mote|ceiver)|qp does not exist|reset by remote peer|peer closed its memory)",
+        "",
+        "NCCL lost another rank over EFA: check the other pods; if none failed, the EFA devices of both nodes.",
+        of=GENERAL | LOST,
+    ),
+    Symptom(
         r"exiting prematurely\W{1,6}last error:\W{1,6}"
         r"NET/IB ?: ?Got completion from peer \S+ with (error |status=\w*\(?)(5|12|13)\b",
         "",

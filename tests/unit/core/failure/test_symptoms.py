@@ -349,6 +349,23 @@ CASES = [
     ),
     case("nccl/src/bootstrap.cc", "NCCLError", "ncclInternalError: Last error:\nBootstrap : no socket interface found"),
     case("nccl/src/misc/ibvwrap.cc", "NCCLError", "Call to ibv_modify_qp failed with error Network is unreachable"),
+    case("nccl/src/plugin/net.cc", "NCCLError", "ncclInvalidUsage: Last error:\nFailed to initialize any NET plugin"),
+    case("nccl/src/net.cc", "NCCLError", "ncclInvalidUsage: Last error:\nError: network AWS Libfabric not found."),
+    case(
+        "aws-ofi-nccl/src/platform-aws.cpp",
+        "PeerLost",
+        "ncclRemoteError: A call failed. Last error:\nNET/OFI Request 0x7f0 (send) completed with error: err: 113, "
+        "flags: 2, prov_errno: 15, strerror: Unreachable remote - never received a response, len: 0\n\n"
+        "* This error indicates that the security group on either this instance or the peer instance\n",
+        "PeerLost",
+    ),
+    case(
+        "aws-ofi-nccl/src/nccl_ofi_rdma.cpp",
+        "PeerLost",
+        "ncclRemoteError: A call failed. Last error:\nNET/OFI Request 0x7f0 completed with error. RC: 103. Error: 13 "
+        "(Unresponsive remote (was previously responsive)). Completed length: 0",
+        "PeerLost",
+    ),
     case("c10d/reducer.cpp", "WorkerException", "Expected to mark a variable ready only once."),
     case("torch/multiprocessing", "WorkerException", "torch.multiprocessing.spawn.ProcessRaisedException: "),
     case(
