@@ -15,7 +15,18 @@ import yaml
 from ddpjob_operator.core.values.names import LABEL_MANAGED_BY, MANAGED_BY
 from ddpjob_operator.follow.doctor.admission import JOBS, PODS, trial_job, trial_pod
 from ddpjob_operator.follow.doctor.checkup import CHECKS, examine
-from ddpjob_operator.follow.doctor.facts import Facts, Hook, NodeView, Right, Unread, parse_hooks, parse_node
+from ddpjob_operator.follow.doctor.facts import (
+    Claimable,
+    Facts,
+    Hook,
+    NodeView,
+    Right,
+    Unread,
+    is_gpu,
+    parse_hooks,
+    parse_node,
+    parse_slice,
+)
 from ddpjob_operator.follow.doctor.findings import Finding, Level, summary
 from ddpjob_operator.follow.doctor.nodes import normal
 from ddpjob_operator.follow.doctor.operator import NEEDED, USEFUL
@@ -89,6 +100,7 @@ HEALTHY = Facts(
     jobs=(),
     classes=(storage_class("nfs.csi.k8s.io"),),
     nodes=(NODE,),
+    claimable=(),
     quotas=(),
     limits=(),
     policies=(),
@@ -118,6 +130,7 @@ OPERATOR_MISSING = {"deployments": (), "leases": ()}
 OLD_JOB = named("digits", spec={})
 OLD_JOB["metadata"]["creationTimestamp"] = (NOW - timedelta(minutes=5)).isoformat()
 LABELLED = replace(NODE, allocatable={"cpu": Decimal(8)}, has_gpu_hardware=True)
+CLAIMABLE = Claimable("gpu.nvidia.com", NODE.name)
 TAINTED = replace(NODE, taints=("nvidia.com/gpu=present:NoSchedule",))
 PULL = 'Failed to pull image "{}": rpc error: not found'
 EGRESS_TO_ALL = policy(policyTypes=["Egress"], egress=[{"to": [{"podSelector": {}}]}])
@@ -237,6 +250,20 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("nodes", {"nodes": UNREAD}, UNKNOWN, "no right to"),
         ("gpus", {"nodes": (replace(NODE, allocatable={}),)}, WARNING, "no node offers any"),
         ("gpus", {"nodes": (LABELLED,)}, WARNING, "no device plugin offers them"),
+        ("gpus", {"nodes": (LABELLED,), "claimable": UNREAD}, WARNING, "no device plugin offers them"),
+        ("gpus", {"nodes": (LABELLED,), "claimable": (CLAIMABLE,)}, OK, "devices of gpu.nvidia.com, which pods claim"),
+        (
+            "gpus",
+            {"nodes": (LABELLED,), "claimable": (CLAIMABLE._replace(driver="dra.net"),)},
+            WARNING,
+            "no device plugin offers them",
+        ),
+        (
+            "gpus",
+            {"nodes": (LABELLED, replace(LABELLED, name="worker-2")), "claimable": (CLAIMABLE,)},
+            WARNING,
+            "worker-2: GPUs are there",
+        ),
         ("gpus", {"nodes": (TAINTED,)}, WARNING, "every node with GPUs is tainted"),
         ("gpus", {"nodes": (replace(NODE, cordoned=True),)}, WARNING, "takes pods: cordoned"),
         ("image", {"nodes": (replace(NODE, images=()),)}, OK, "is on no node yet"),
@@ -328,6 +355,32 @@ def test_the_rights_are_those_of_the_chart_s_role() -> None:
         for verb in rule["verbs"]
     }
     assert granted == {*NEEDED, *USEFUL}
+
+
+@pytest.mark.parametrize(
+    ("resource", "counted"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/gpu.shared", True),
+        ("nvidia.com/mig-1g.5gb.shared", True),
+        ("amd.com/cpx_nps4", True),
+        ("gpu.intel.com/xe", True),
+        ("habana.ai/gaudi", True),
+        ("gpu.intel.com/i915_monitoring", False),
+        ("gpu.intel.com/monitoring", False),
+        ("vpc.amazonaws.com/efa", False),
+        ("cpu", False),
+    ],
+)
+def test_a_gpu_is_known_by_the_name_that_its_device_plugin_gives_it(resource: str, counted: bool) -> None:
+    assert is_gpu(resource) is counted
+
+
+def test_devices_that_pods_claim_are_read_as_the_api_server_sends_them() -> None:
+    pool = {"name": "worker-1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "worker-1", "pool": pool, "devices": [{"name": "gpu-0"}]}
+    assert parse_slice({"metadata": {"name": "worker-1-x7k2p"}, "spec": spec}) == CLAIMABLE
+    assert parse_slice({"metadata": {"name": "net"}, "spec": {"driver": "dra.net", "allNodes": True}}).node is None
 
 
 def test_nodes_and_webhooks_are_read_as_the_api_server_sends_them() -> None:

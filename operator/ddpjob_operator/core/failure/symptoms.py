@@ -104,7 +104,8 @@ _GPU = (
     Symptom(
         r"invalid device ordinal|duplicate gpu detected|multiple ranks are using the same gpu",
         "TooFewGPUs",
-        "There are more ranks on the node than GPUs: set procsPerNode to the limit of nvidia.com/gpu.",
+        "There are more ranks in the pod than GPUs: set procsPerNode to the limit of nvidia.com/gpu. Where "
+        "time-slicing shares them, several of that limit may be one GPU: use one rank a pod, or whole GPUs.",
         of=GENERAL | LOST,
     ),
     Symptom(

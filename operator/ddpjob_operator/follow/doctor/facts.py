@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,8 +18,12 @@ NO_SCHEDULE = ("NoSchedule", "NoExecute")
 _SAID_OTHERWISE = tuple(f"node.kubernetes.io/{name}" for name in ("not-ready", "unreachable", "unschedulable"))
 """Taints of nodes that are not ready, or cordoned."""
 
-_GPU_SUFFIX = "/gpu"
-_GPU_PREFIXES = ("nvidia.com/mig-", "gpu.intel.com/")
+_GPU = re.compile(
+    r".+/gpu(\.shared)?|nvidia\.com/mig-.+|amd\.com/[sdtqc]px_nps\d+|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi"
+)
+"""Resources of device plugins: whole, shared, or in parts. Intel's has others, for monitoring."""
+_GPU_DRIVERS = ("gpu.", "gaudi.")
+"""How the names of DRA drivers of GPUs begin, such as gpu.nvidia.com."""
 _GPU_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
 """What Node Feature Discovery, or NVIDIA's GPU operator, puts on nodes with the hardware."""
 
@@ -72,6 +77,17 @@ class NodeView:
         return {name: count for name, count in self.allocatable.items() if is_gpu(name) and count > 0}
 
 
+class Claimable(NamedTuple):
+    """Devices of a node, or of several, that pods claim (DRA): a ResourceSlice."""
+
+    driver: str
+    node: str | None
+
+    @property
+    def are_gpus(self) -> bool:
+        return self.driver.startswith(_GPU_DRIVERS)
+
+
 @dataclass(frozen=True, slots=True)
 class Hook:
     """An admission webhook of the cluster that fails closed."""
@@ -106,6 +122,7 @@ class Facts:
     classes: tuple[Object, ...] | Unread
     """StorageClasses."""
     nodes: tuple[NodeView, ...] | Unread
+    claimable: tuple[Claimable, ...] | Unread
     quotas: tuple[Object, ...] | Unread
     limits: tuple[Object, ...] | Unread
     """LimitRanges."""
@@ -130,7 +147,13 @@ class Facts:
 
 def is_gpu(resource: str) -> bool:
     """Whether a resource of nodes is a GPU, or a part of one."""
-    return resource.endswith(_GPU_SUFFIX) or resource.startswith(_GPU_PREFIXES)
+    return _GPU.fullmatch(resource) is not None
+
+
+def parse_slice(obj: Object) -> Claimable:
+    """A ResourceSlice as `Claimable`."""
+    spec = obj.get("spec") or {}
+    return Claimable(str(spec.get("driver") or ""), spec.get("nodeName"))
 
 
 def parse_node(obj: Object) -> NodeView:

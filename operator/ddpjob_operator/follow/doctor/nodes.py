@@ -15,6 +15,7 @@ from ddpjob_operator.follow.doctor.operator import trainer_image
 CLOCK_LIMIT = timedelta(seconds=30)
 _MOST_NAMED = 3
 _FAILED_IMAGE = re.compile(r'pull(?:ing)? image "([^"]+)"')
+_CLAIM = "name resourceClaims in podTemplate, and set procsPerNode"
 _LOCAL = "localhost/"
 """Names of images that no registry has."""
 
@@ -45,14 +46,21 @@ def gpus(facts: Facts) -> Finding:
     """Whether some node has GPUs for pods that tolerate nothing."""
     if isinstance(facts.nodes, Unread):
         return unknown("gpus", facts.nodes)
-    silent = [node.name for node in facts.nodes if node.has_gpu_hardware and not node.gpus]
+    claimed = () if isinstance(facts.claimable, Unread) else tuple(item for item in facts.claimable if item.are_gpus)
+    known = {item.node for item in claimed}
+    silent = [node.name for node in facts.nodes if node.has_gpu_hardware and not node.gpus and node.name not in known]
     if silent:
+        unseen = isinstance(facts.claimable, Unread)
         return warning(
             "gpus",
             f"{named(silent)}: GPUs are there, but no device plugin offers them",
-            "look at the pods of the device plugin on it, and at the driver",
+            "look at the pods of the device plugin on it, and at the driver"
+            + (f"; if pods claim them (DRA), {_CLAIM}" if unseen else ""),
         )
     holders = [node for node in facts.nodes if node.gpus]
+    if not holders and claimed:
+        drivers = ", ".join(sorted({item.driver for item in claimed}))
+        return ok("gpus", f"devices of {drivers}, which pods claim (DRA): {_CLAIM}")
     if not holders:
         return warning(
             "gpus",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ddpjob_operator.api import API_VERSION
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.doctor.admission import JOBS, PODS, trial_job, trial_pod
-from ddpjob_operator.follow.doctor.facts import Facts, Hook, Right, Unread, parse_hooks, parse_node
+from ddpjob_operator.follow.doctor.facts import Facts, Hook, Right, Unread, parse_hooks, parse_node, parse_slice
 from ddpjob_operator.follow.doctor.operator import (
     LEASE,
     NEEDED,
@@ -53,6 +53,7 @@ async def read_facts(client: Client, namespace: str) -> Facts:
         jobs = group.create_task(ask.objects(paths.jobs(namespace)))
         classes = group.create_task(ask.objects(collection("storage.k8s.io/v1", "storageclasses", None)))
         nodes = group.create_task(ask.each(parse_node, collection("v1", "nodes", None)))
+        claimable = group.create_task(ask.each(parse_slice, collection("resource.k8s.io/v1", "resourceslices", None)))
         quotas = group.create_task(ask.objects(collection("v1", "resourcequotas", namespace)))
         limits = group.create_task(ask.objects(collection("v1", "limitranges", namespace)))
         policies = group.create_task(ask.objects(collection("networking.k8s.io/v1", "networkpolicies", namespace)))
@@ -71,6 +72,7 @@ async def read_facts(client: Client, namespace: str) -> Facts:
         jobs=jobs.result(),
         classes=classes.result(),
         nodes=nodes.result(),
+        claimable=claimable.result(),
         quotas=quotas.result(),
         limits=limits.result(),
         policies=policies.result(),
