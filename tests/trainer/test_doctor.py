@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -81,3 +83,16 @@ def test_a_file_system_that_reports_no_size_is_not_called_full(monkeypatch: pyte
     monkeypatch.setenv("DDPJOB_SHARED", str(tmp_path))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, used=0, free=0))
     assert [str(found) for found in doctor.node() if not found.well] == []
+
+
+def test_a_volume_that_renames_no_folder_is_not_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(path: Path, target: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path), None, str(target))
+
+    monkeypatch.setenv("DDPJOB_SHARED", str(tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, used=0, free=0))
+    assert any("renames folders" in str(found) for found in doctor.node() if found.well)
+    monkeypatch.setattr(Path, "rename", refused)
+    (failed,) = (str(found) for found in doctor.node() if not found.well)
+    assert "does not rename folders: Too many open files; use a file system" in failed
+    assert list(tmp_path.iterdir()) == []

@@ -162,7 +162,10 @@ def node() -> Iterator[Finding]:
     yield _space(f"{host}: shared memory", SHM, SHM_BYTES, "mount an emptyDir of medium Memory there")
     volume = Path(os.environ.get("DDPJOB_SHARED", tempfile.gettempdir()))
     yield _space(f"{host}: volume", volume, DISK_BYTES, "enlarge the volume or remove old checkpoints")
-    yield _writable(f"{host}: volume", volume)
+    written = _writable(f"{host}: volume", volume)
+    yield written
+    if written.well:
+        yield _renames(f"{host}: volume", volume)
     names = [name for _, name in socket.if_nameindex()]
     shown = ", ".join(names)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -216,6 +219,20 @@ def _writable(what: str, path: Path) -> Finding:
     except OSError as error:
         return Finding(what, f"{path} cannot be written: {error.strerror}", "mount it writable for this user")
     return Finding(what, f"writes {8 / (time.perf_counter() - started):.0f} MiB/s")
+
+
+def _renames(what: str, path: Path) -> Finding:
+    """Whether a folder that is not empty gets another name, as each snapshot does: those of a bucket may not."""
+    try:
+        with tempfile.TemporaryDirectory(dir=path, prefix=".ddpjob-doctor-", ignore_cleanup_errors=True) as folder:
+            made = Path(folder, "made")
+            made.mkdir()
+            (made / "file").write_bytes(b"1")
+            made.rename(made.with_name("renamed"))
+    except OSError as error:
+        advice = "use a file system, or a bucket with a hierarchical namespace: no snapshot could be saved"
+        return Finding(what, f"{path} does not rename folders: {error.strerror}", advice)
+    return Finding(what, "renames folders")
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

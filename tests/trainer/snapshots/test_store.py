@@ -462,6 +462,23 @@ def test_a_disk_error_anywhere_leaves_the_old_snapshot_and_no_litter(volume: Any
         assert volume.names() == {volume.step(1).name}
 
 
+class Bucket(Disk):
+    """A mounted bucket: gcsfuse and mountpoint-s3 refuse to rename a folder that is not empty, in different words."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise OSError(self.number, os.strerror(self.number), str(source), None, str(target))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EPERM, errno.ENOSYS])
+def test_a_volume_that_renames_no_folder_is_said_to_be_none(volume: Any, number: int) -> None:
+    with pytest.raises(SnapshotError, match=r"did not rename a folder \(.*\), as mounted buckets may not"):
+        volume.save(volume.writer(disk=Bucket(number)), 1)
+    assert volume.names() == set()
+
+
 def test_where_the_last_snapshot_cannot_be_saved_nobody_is_promised_that_training_goes_on(volume: Any) -> None:
     store = volume.writer()
     last = replace(volume.save(store, 1), step=2, kind="final")

@@ -135,6 +135,18 @@ _GPU = (
 )
 
 
+_BUCKETS = (
+    Symptom(
+        r"did not rename a folder|too many open files: '[^'\n]*' -> '",
+        "",
+        "The volume cannot rename folders, as a bucket that is mounted (gcsfuse, mountpoint-s3): use a file system for "
+        "it, or a bucket with a hierarchical namespace.",
+        of=GENERAL | {"StartError"},
+    ),
+)
+"""Before the memory and the files of a process, which the same words may be about."""
+
+
 _MEMORY = (
     Symptom(
         r"too many open files|received 0 items of ancdata",
@@ -588,7 +600,7 @@ _CRASH = (
     ),
 )
 
-SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM, *_CRASH)
+SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_BUCKETS, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM, *_CRASH)
 
 
 def recognise(reason: str, text: str) -> Symptom | None:

@@ -289,6 +289,18 @@ CASES = [
     case("torch/csrc/DataLoader.cpp", "DataWorkerDied", "DataLoader worker (pid 71) is killed by signal: Killed. "),
     case("torch/utils/data/dataloader.py", "DataWorkerDied", "DataLoader worker (pid(s) 71) exited unexpectedly"),
     case("threading.py", "TooManyThreads", "can't start new thread"),
+    case(
+        "gcsfuse/internal/fs/fs.go",
+        "StartError",
+        "[Errno 24] Too many open files: '/mnt/shared/code/.part-1' -> '/mnt/shared/code/2aef9a49bd72'",
+        "StartError",
+    ),
+    case(
+        "ddp_trainer/snapshots/trust/store.py",
+        "WorkerException",
+        "rank 0 raised RuntimeError after step 46: the final snapshot of step 46 could not be saved: snapshot of step "
+        "46 was not saved to /mnt/shared/checkpoints/x: the volume did not rename a folder (Too many open files), as",
+    ),
     case("EMFILE", "TooManyOpenFiles", "[Errno 24] Too many open files: '/mnt/shared/datasets/7.tar'"),
     case(
         "torch/distributed/rendezvous.py",

@@ -38,6 +38,8 @@ KEEP_CORRUPT = 2
 """How many set-aside snapshots stay for people to look at: enough to see a pattern, few enough to have room."""
 _GONE = f"{TEMPORARY}gone-"
 _HELD = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY)
+_NO_RENAMES = (errno.EMFILE, errno.ENOSYS, errno.ENOTSUP, errno.EPERM, errno.EXDEV)
+"""What mounted buckets say of the rename of a folder: gcsfuse EMFILE, mountpoint-s3 EPERM or ENOSYS."""
 _SLACK = 1 << 20  # the manifest, directory blocks and what the file system rounds up
 ROOM_SECONDS = 10.0
 """How long a removal may take to make room: CephFS purges files later, and ZFS frees them every five seconds."""
@@ -303,6 +305,12 @@ class SnapshotStore:
             return SnapshotError(
                 f"{what}: the volume is full ({self._free_in_words(needed)}{_mib(needed)} needed). The snapshots "
                 f"before it are intact{goes_on}; enlarge the volume or lower snapshots.keep"
+            )
+        if isinstance(error, OSError) and error.errno in _NO_RENAMES and error.filename2 is not None:
+            return SnapshotError(
+                f"{what}: the volume did not rename a folder ({error.strerror}), as mounted buckets may not. The "
+                f"snapshots before it are intact{goes_on}; use a file system for the volume, or a bucket with a "
+                "hierarchical namespace"
             )
         return SnapshotError(
             f"{what}: {error or type(error).__name__}. The snapshots before it are intact{goes_on}; "
