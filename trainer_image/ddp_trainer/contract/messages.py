@@ -50,7 +50,9 @@ _NO_SPACE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _DEVICE_FAULT = re.compile(
-    r"CUDA error|CUDA failure|illegal memory access|device-side assert|out of memory|uncorrectable", re.IGNORECASE
+    r"(CUDA|HIP) (error|failure)|illegal memory access|(memory access fault|HW exception) by GPU|device-side assert"
+    r"|out of memory|uncorrectable",
+    re.IGNORECASE,
 )
 _OWN_FAULT = re.compile(
     rf"{_DEVICE_FAULT.pattern}|EnforceNotMet|enforce fail|collective mismatch|mismatched collective|message truncated"

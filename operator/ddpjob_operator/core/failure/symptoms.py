@@ -69,6 +69,12 @@ _GPU = (
         "`nvidia-smi nvlink -e`. If it recurs here, drain the node.",
     ),
     Symptom(
+        r"hw exception by gpu node",
+        "GPUFault",
+        "An AMD GPU of this node hung, or has a memory error: check the amdgpu lines in its kernel log. If it recurs "
+        "here, drain the node.",
+    ),
+    Symptom(
         r"driver on your system is too old|driver version is insufficient|forward compatibility was attempted"
         r"|unsupported display driver|driver/library version mismatch|compiled with an unsupported toolchain",
         "DriverMismatch",
@@ -96,7 +102,7 @@ _GPU = (
         "The image's PyTorch is built for the CPU: use an image with CUDA, or let the job run on the CPU with gloo.",
     ),
     Symptom(
-        r"no kernel image is available|device kernel image is invalid",
+        r"no kernel image is available|device kernel image is invalid|invalid device function",
         "CUDANotInImage",
         "The image's PyTorch has no code for this node's GPU (torch.cuda.get_arch_list()): use an image that has, or a "
         "nodeSelector for other GPUs.",
@@ -125,12 +131,13 @@ _GPU = (
     ),
     Symptom(
         r"illegal memory access|unspecified launch failure|misaligned address|illegal instruction was encountered"
-        r"|launch timed out and was terminated|cuda error: unknown error"
+        r"|launch timed out and was terminated|(cuda|hip) error: unknown error|memory access fault by gpu node"
         rf"|{_xid(sorted(_SCRIPT_XIDS))}"
         r"|(cublas|cudnn|cusolver|cusparse)_status_(execution_failed|internal_error|mapping_error)"
         r"(_cu\w+|_unexpected_value|_compilation_failed|_bad_launch_param|_texture_creation_failed)?\b",
         "CUDAError",
-        "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1 to find it. If only one node is affected, suspect its GPU.",
+        "A CUDA kernel crashed: set CUDA_LAUNCH_BLOCKING=1, or AMD_SERIALIZE_KERNEL=3 on AMD's GPUs, to find it. If "
+        "only one node is affected, suspect its GPU.",
     ),
 )
 
