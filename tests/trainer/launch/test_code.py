@@ -527,6 +527,30 @@ def test_a_volume_without_hard_links_has_the_files_too(shared: Path, monkeypatch
     assert sorted(texts(work).values()) == sorted([*FILES.values(), "evil = 1\n"])
 
 
+def test_a_volume_that_gives_all_files_to_another_user_has_the_files_too(shared: Path, monkeypatch) -> None:
+    """As cifs with uid=0 does, the default for a share of Azure Files: that user alone may set modes and times."""
+    utime = os.utime
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def touch(path: Path, times: object = None, **more: object) -> None:
+        if times is not None or more:
+            refuse()
+        utime(path)
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    monkeypatch.setattr(os, "utime", touch)
+    work = run(shared, FILES)
+    assert texts(work) == FILES
+    (work / "log.txt").write_text("three days")
+    (shared / "code" / digest_of(FILES) / "train.py").unlink()
+    run(shared, FILES)
+    assert texts(shared / "code" / digest_of(FILES)) == FILES
+    run(shared, FILES | {"train.py": "# edited"})
+    assert texts(work) == FILES | {"train.py": "# edited", "log.txt": "three days"}
+
+
 def test_what_a_pod_is_putting_there_is_no_leftover_for_another_one(shared: Path, monkeypatch) -> None:
     put = work_files._put
 

@@ -100,7 +100,9 @@ def _is_mended(tree: Path, part: Path, listing: Listing) -> bool:
         if _problem(tree, path, listing) is not None:
             _make_way(tree, path)
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(part / path, made := beside(tree / path))
+            shutil.copyfile(part / path, made := beside(tree / path))
+            with contextlib.suppress(PermissionError):  # as in write_file
+                shutil.copystat(part / path, made)
             made.replace(tree / path)
     return True
 

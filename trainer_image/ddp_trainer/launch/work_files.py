@@ -290,11 +290,16 @@ def _make(
 
 
 def write_file(content: IO[bytes], path: Path, mode: int) -> str:
-    """A new file with the time that follows from its content; the SHA-256 of that."""
+    """A new file with the time that follows from its content, and this mode, where the volume lets a process set them
+    that its files do not belong to; the SHA-256 of the content.
+    """
     with path.open("xb") as file:
         sha256 = read_hashed(content, into=file)
-    os.utime(path, (time_of(sha256), time_of(sha256)))
-    path.chmod(mode)
+    # an SMB share and a mounted bucket may give all files to one user, and let nobody else (EPERM)
+    with contextlib.suppress(PermissionError):
+        os.utime(path, (time_of(sha256), time_of(sha256)))
+    with contextlib.suppress(PermissionError):
+        path.chmod(mode)
     return sha256
 
 

@@ -464,6 +464,12 @@ _FILES = (
         "The volume is owned by another user: set fsGroup or runAsUser in podTemplate's securityContext.",
     ),
     Symptom(
+        r"operation not permitted: '/mnt/shared[^'\n]*'([^ ]| [^-]|$)",
+        "PermissionDenied",
+        "The volume gives its files to one user, as an SMB share or a mounted bucket, and only that one may change "
+        "their modes and times: mount it with the uid of the pods (mountOptions, uid=65532).",
+    ),
+    Symptom(
         r"permission denied",
         "PermissionDenied",
         "The container has no permission: write below /mnt/shared or /tmp, or set podTemplate's securityContext.",

@@ -325,6 +325,7 @@ CASES = [
     case("EROFS", "ReadOnlyFileSystem", "[Errno 30] Read-only file system: '/opt/cache'"),
     case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/mnt/shared/datasets'"),
     case("EACCES", "PermissionDenied", "[Errno 13] Permission denied: '/etc/models'"),
+    case("cifs", "PermissionDenied", "ERROR: [Errno 1] Operation not permitted: '/mnt/shared/envs/.0/bin/activate'"),
     *(
         case(
             "ddp_trainer/snapshots/trust/store.py",
