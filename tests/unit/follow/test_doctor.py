@@ -326,6 +326,17 @@ def test_what_is_tried_is_a_job_that_names_nothing_and_its_pod() -> None:
     assert pod["metadata"]["labels"].items() >= {LABEL_MANAGED_BY: MANAGED_BY}.items(), "policies select by it"
 
 
+def test_a_job_is_sent_to_a_file_system_and_not_to_a_mounted_bucket() -> None:
+    """The first class of AKS by name, where its driver is enabled, is azureblob-fuse-premium."""
+    disks, blobs = storage_class("disk.csi.azure.com"), storage_class("blob.csi.azure.com", "false", "azureblob-fuse")
+    files = storage_class("file.csi.azure.com", "false", "azurefile-csi")
+    assert "storageClassName: azurefile-csi" in found("storage", classes=(blobs, files, disks)).fix
+    assert "storageClassName" not in found("storage", classes=(blobs, disks)).fix
+    buckets = storage_class("blob.csi.azure.com")
+    assert found("storage", classes=(buckets,)).level is WARNING
+    assert found("storage", classes=(buckets | {"parameters": {"protocol": "nfs"}},)).level is OK
+
+
 def test_a_webhook_that_does_not_see_what_a_job_creates_is_of_no_concern() -> None:
     no_endpoint = {("guard", "webhook"): 0}
     elsewhere = replace(HOOK, namespace_selector={"matchLabels": {"kubernetes.io/metadata.name": "other"}})

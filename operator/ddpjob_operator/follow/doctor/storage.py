@@ -22,13 +22,20 @@ ONE_NODE = frozenset(
     }
 )  # fmt: skip
 """Provisioners of disks, or of folders of one node: what they make is for one Kubernetes node at a time."""
+_BUCKETS = frozenset(
+    {
+        "blob.csi.azure.com", "gcsfuse.csi.storage.gke.io", "ossplugin.csi.alibabacloud.com", "ru.yandex.s3.csi",
+        "s3.csi.aws.com",
+    }
+)  # fmt: skip
+"""Drivers that mount buckets: a folder there may not be renamed, or not at once, and snapshots need that."""
 
 
 def storage(facts: Facts) -> Finding:
     """Whether there is a default StorageClass, and whether it may have ReadWriteMany volumes."""
     if isinstance(facts.classes, Unread):
         return unknown("storage", facts.classes)
-    shareable = [_name(item) for item in facts.classes if _provisioner(item) not in (*ONE_NODE, _NONE)]
+    shareable = [_name(item) for item in facts.classes if _provisioner(item) not in (*ONE_NODE, *_BUCKETS, _NONE)]
     other = f"shared.storageClassName: {shareable[0]}, " if shareable else ""
     way_out = f"{other}shared.claimName of a ReadWriteMany claim, or shared.accessMode: ReadWriteOnce on one node"
     defaults = [item for item in facts.classes if _is_default(item)]
@@ -50,6 +57,8 @@ def storage(facts: Facts) -> Finding:
         return warning("storage", f"{said} makes no volumes: each needs a PersistentVolume made by hand", way_out)
     if provisioner in ONE_NODE:
         return warning("storage", f"{said} has volumes for one node, and a job asks for ReadWriteMany", way_out)
+    if provisioner in _BUCKETS and (chosen.get("parameters") or {}).get("protocol") != "nfs":
+        return warning("storage", f"{said} mounts buckets, whose folders may not be renamed as snapshots need", way_out)
     return ok("storage", f"{said} is not known to be ReadWriteOnce only")
 
 
