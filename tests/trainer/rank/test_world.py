@@ -37,6 +37,29 @@ def test_gpus_are_present_unless_they_are_hidden(environ: dict[str, str], count:
 
 
 @pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({}, 2),
+        ({"HIP_VISIBLE_DEVICES": "0,1"}, 2),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, 0),
+        ({"ROCR_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_gpus_that_only_a_group_of_the_node_may_open_are_present(
+    environ: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's: without that group ROCm finds none, and training would go on on the CPU without a word."""
+    (tmp_path / "dri").mkdir()
+    for name in ("kfd", "dri/renderD128", "dri/renderD129", "dri/card0"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(world, "DEVICES", tmp_path)
+    assert gpus_present(environ) == 0, "a torch without ROCm has no use for them"
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert gpus_present(environ) == count
+    assert "supplementalGroups" in world.why_unseen()
+
+
+@pytest.mark.parametrize(
     ("built_for", "why"),
     [(None, "is built without CUDA: use the trainer image with CUDA"), ("13.0", "CUDA 13.0 does not start on them")],
 )

@@ -84,17 +84,25 @@ def describe_world(environ: Mapping[str, str] | None = None, *, device: str = "a
 
 
 def gpus_present(environ: Mapping[str, str]) -> int:
-    """NVIDIA's GPUs that this container was given, whether torch can use them or not; 0 where CUDA_VISIBLE_DEVICES
-    hides them.
+    """GPUs that this container was given, whether torch can use them or not: NVIDIA's, and for a torch with ROCm also
+    AMD's; 0 where a variable such as CUDA_VISIBLE_DEVICES hides them.
     """
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and re.match(r"\s*(\d|GPU-|MIG-)", chosen) is None:
+    chosen = [environ.get(f"{name}_VISIBLE_DEVICES") for name in ("CUDA", "HIP", "ROCR")]
+    if any(value is not None and re.match(r"\s*(\d|GPU-|MIG-)", value) is None for value in chosen):
         return 0
-    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in DEVICES.glob("nvidia*"))
+    present = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in DEVICES.glob("nvidia*"))
+    if torch.version.hip is not None and (DEVICES / "kfd").exists():
+        present += sum(1 for _ in DEVICES.glob("dri/renderD*"))
+    return present
 
 
 def why_unseen() -> str:
     """Why torch, which sees no GPU, sees none, and what to do."""
+    if torch.version.hip is not None:
+        return (
+            "ROCm cannot open them: give this user the groups of /dev/kfd and /dev/dri/renderD* on the node, by their "
+            "numbers (supplementalGroups in the pod's securityContext)"
+        )
     if torch.version.cuda is None:
         return (
             f"torch {torch.__version__} is built without CUDA: use the trainer image with CUDA, or --device cpu, and "

@@ -81,7 +81,13 @@ _GPU = (
         "The node's NVIDIA driver is too old for the image's CUDA: update it, or use an image with an older CUDA.",
     ),
     Symptom(
-        r"no (cuda|hip) gpus are available|found no nvidia driver|no cuda-capable device|no gpus found",
+        r"no hip gpus are available",
+        "GPUMissing",
+        "The pod sees no AMD GPU: set amd.com/gpu in resources.limits, and give the pod the group of /dev/kfd on the "
+        "node, by its number (supplementalGroups in podTemplate's securityContext).",
+    ),
+    Symptom(
+        r"no cuda gpus are available|found no nvidia driver|no cuda-capable device|no gpus found",
         "GPUMissing",
         "The pod sees no GPU: set nvidia.com/gpu in resources.limits, and check the node's device plugin.",
     ),

@@ -56,6 +56,7 @@ CASES = [
     ),
     case("ROCR-Runtime", "GPUFault", "HW Exception by GPU node-1 (Agent handle: 0x26) reason :ECC", "WorkerKilled"),
     case("ROCR-Runtime", "CUDAError", "Memory access fault by GPU node-1 (Agent handle: 0x267)", "WorkerKilled"),
+    case("c10/hip/HIPFunctions.cpp", "GPUMissing", "No HIP GPUs are available"),
     case("hipErrorInvalidDeviceFunction", "CUDANotInImage", "HIP error: invalid device function"),
     case("cudaErrorHardwareStackError", "GPUFault", "CUDA error: hardware stack error"),
     case("DCGM", "GPUFault", "Detected XID errors: 94 on GPU 3"),
