@@ -13,6 +13,8 @@ from typing import Final
 
 # Ranks print what they like, in lines of any length: what may repeat within a pattern is bounded, or the time that a
 # search takes grows with the square of the text.
+_OVER_EFA: Final = r"NET/OFI .{0,500}(unre(sponsive|achable) re(mote|ceiver)|QP does not exist|peer closed its memory)"
+"""libfabric's words. For some of them NCCL's plugin has no other error than that of a system call."""
 _PEER_LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset)|remote server shutdown|broken pipe|pair closure|monitoredBarrier"
     r"|^Operation timed out!|ncclRemoteError|remote process exited|NCCL communicator was aborted"
@@ -23,10 +25,10 @@ _PEER_LOST = re.compile(
     r"|signal notifying that (a remote rank|the store)|NCCL timeout (in|when waiting)"
     r"|DistNetworkError: (socket timeout|connection timed out|no route to host|network is unreachable)"
     r"|failed to execute operation connect from rank|dump signal (from another rank|due to .{1,40} from +rank \d)"
-    # libfabric's words for EFA: for some of them, the plugin of NCCL has no other error than that of a system call
-    r"|NET/OFI .{0,500}(unre(sponsive|achable) re(mote|ceiver)|QP does not exist|peer closed its memory)",
+    rf"|{_OVER_EFA}",
     re.IGNORECASE | re.DOTALL,
 )
+_LOST_OVER_EFA = re.compile(_OVER_EFA, re.IGNORECASE)
 _FROM_OUTSIDE = re.compile(
     r"^Caught \w{1,80} in DataLoader worker process \d|^Data processing error: |\bCAS service error\b", re.IGNORECASE
 )
@@ -60,6 +62,8 @@ _OWN_FAULT = re.compile(
     r"|free\(\): |malloc\(\): |double free|corrupted (size|double|unsorted)|stack smashing|assertion .{1,500} failed",
     re.IGNORECASE,
 )
+_SAYS_LATER = re.compile(r"unhandled system error|nccl(System|Internal)Error", re.IGNORECASE)
+"""Of NCCL, which has its last error a few lines below."""
 _FROM_RANKS = re.compile(r"nccl|c10d|gloo|tcpstore|process ?group|dist\w{1,50}error|\brank ?\d|what\(\)", re.IGNORECASE)
 _TELLING = re.compile(
     r"what\(\):|terminate called|Fatal Python error|^\w*(Error|Exception): |last error:|killed", re.IGNORECASE
@@ -129,13 +133,13 @@ def crash_lost_peer(lines: Iterable[str]) -> bool:
     The first that blames something decides: NCCL's watchdog repeats it in other words, and aborts the process. Words
     such as "connection reset" count only if they come from torch's distributed package: a download says them too.
     """
-    for line in lines:
-        if _WARNING.search(line) or is_noise(line):
-            continue
+    rest = [line for line in lines if not (_WARNING.search(line) or is_noise(line))]
+    for number, line in enumerate(rest):
         if _FROM_RANKS.search(line) and peer_lost(line):
             return True
         if _OWN_FAULT.search(line):
-            return False
+            is_nccl = _SAYS_LATER.search(line) is not None and _DEVICE_FAULT.search(line) is None
+            return is_nccl and any(_LOST_OVER_EFA.search(later) for later in rest[number:])
     return False
 
 
