@@ -198,6 +198,8 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ),
         ("mesh", {"space": {"metadata": {"labels": {"istio.io/dataplane-mode": "ambient"}}}}, WARNING, "=ambient"),
         ("mesh", {"space": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}}, WARNING, "=enabled"),
+        ("mesh", {"space": {"metadata": {"labels": {"kuma.io/sidecar-injection": "true"}}}}, WARNING, "kuma.io"),
+        ("mesh", {"space": {"metadata": {"labels": {"kuma.io/sidecar-injection": "false"}}}}, OK, "nothing says"),
         ("pod security", {"space": None}, PROBLEM, "there is no namespace ml"),
         ("pod security", {"space": UNREAD}, UNKNOWN, "no right to"),
         ("quota", {"quotas": (quota({"pods": "4"}, {"pods": "4"}),)}, PROBLEM, "nothing is left of pods"),

@@ -18,7 +18,9 @@ OF_A_POD = {LABEL_MANAGED_BY: MANAGED_BY} | {
 """Labels of a pod of a job that does not exist yet, without those of its podTemplate."""
 _SENT = (("", "pods"), ("", "services"), ("", "persistentvolumeclaims"), (DOMAIN, "ddpjobs"))
 """Group and resource of what is created for every job."""
-_MESH = ("istio-injection", "istio.io/rev", "istio.io/dataplane-mode")
+_MESH = ("istio-injection", "istio.io/rev", "istio.io/dataplane-mode", "kuma.io/sidecar-injection")
+_OUT = (None, "disabled", "none", "false", "no")
+"""Values with which such a label takes nothing in."""
 _LINKERD = "linkerd.io/inject"
 _ALL_NETWORKS = ("0.0.0.0/0", "::/0")
 
@@ -29,7 +31,7 @@ def mesh(facts: Facts) -> Finding:
         return unknown("mesh", facts.space)
     metadata = (facts.space or {}).get("metadata") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    signs = [f"{key}={labels[key]}" for key in _MESH if labels.get(key) not in (None, "disabled", "none")]
+    signs = [f"{key}={labels[key]}" for key in _MESH if labels.get(key) not in _OUT]
     if labels.get("istio-injection") == "disabled":  # which comes before a revision
         signs = [sign for sign in signs if not sign.startswith("istio.io/rev=")]
     if (value := annotations.get(_LINKERD)) in ("enabled", "ingress"):
@@ -41,7 +43,8 @@ def mesh(facts: Facts) -> Finding:
         f"namespace {facts.namespace} is part of a service mesh ({', '.join(signs)}), whose proxies stand between the "
         "ranks of a job, and between them and the operator",
         'keep jobs out of it by podTemplate.metadata: labels sidecar.istio.io/inject: "false" and '
-        "istio.io/dataplane-mode: none, or the annotation linkerd.io/inject: disabled",
+        "istio.io/dataplane-mode: none, the label kuma.io/sidecar-injection: disabled, or the annotation "
+        "linkerd.io/inject: disabled",
     )
 
 
