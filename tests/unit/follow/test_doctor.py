@@ -101,6 +101,7 @@ HEALTHY = Facts(
     classes=(storage_class("nfs.csi.k8s.io"),),
     nodes=(NODE,),
     claimable=(),
+    node_pools=(),
     quotas=(),
     limits=(),
     policies=(),
@@ -131,6 +132,7 @@ OLD_JOB = named("digits", spec={})
 OLD_JOB["metadata"]["creationTimestamp"] = (NOW - timedelta(minutes=5)).isoformat()
 LABELLED = replace(NODE, allocatable={"cpu": Decimal(8)}, has_gpu_hardware=True)
 CLAIMABLE = Claimable("gpu.nvidia.com", NODE.name)
+FARGATE = replace(NODE, allocatable={"cpu": Decimal(2)}, taints=("eks.amazonaws.com/compute-type=fargate:NoSchedule",))
 TAINTED = replace(NODE, taints=("nvidia.com/gpu=present:NoSchedule",))
 PULL = 'Failed to pull image "{}": rpc error: not found'
 EGRESS_TO_ALL = policy(policyTypes=["Egress"], egress=[{"to": [{"podSelector": {}}]}])
@@ -251,6 +253,11 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("nodes", {"nodes": (TAINTED,)}, PROBLEM, "1 tainted nvidia.com/gpu=present:NoSchedule"),
         ("nodes", {"nodes": UNREAD}, UNKNOWN, "no right to"),
         ("gpus", {"nodes": (replace(NODE, allocatable={}),)}, WARNING, "no node offers any"),
+        ("nodes", {"nodes": (), "node_pools": ("gpu",)}, OK, "Karpenter adds nodes for pods (NodePool gpu)"),
+        ("nodes", {"nodes": (FARGATE,), "node_pools": ("gpu",)}, OK, "none of 1 takes pods now (1 tainted eks."),
+        ("nodes", {"nodes": (FARGATE,), "node_pools": UNREAD}, PROBLEM, "none of 1 takes pods: 1 tainted eks."),
+        ("gpus", {"nodes": (FARGATE,), "node_pools": ("gpu",)}, OK, "no node offers any now; Karpenter adds nodes"),
+        ("gpus", {"nodes": (LABELLED,), "node_pools": ("gpu",)}, WARNING, "no device plugin offers them"),
         ("gpus", {"nodes": (LABELLED,)}, WARNING, "no device plugin offers them"),
         ("gpus", {"nodes": (LABELLED,), "claimable": UNREAD}, WARNING, "no device plugin offers them"),
         ("gpus", {"nodes": (LABELLED,), "claimable": (CLAIMABLE,)}, OK, "devices of gpu.nvidia.com, which pods claim"),

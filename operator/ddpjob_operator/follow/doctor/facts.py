@@ -123,6 +123,8 @@ class Facts:
     """StorageClasses."""
     nodes: tuple[NodeView, ...] | Unread
     claimable: tuple[Claimable, ...] | Unread
+    node_pools: tuple[str, ...] | Unread
+    """NodePools of Karpenter, which also EKS Auto Mode and AKS's node auto-provisioning are: nodes come for pods."""
     quotas: tuple[Object, ...] | Unread
     limits: tuple[Object, ...] | Unread
     """LimitRanges."""

@@ -24,6 +24,9 @@ def nodes(facts: Facts) -> Finding:
     """Whether some node takes pods that tolerate nothing."""
     if isinstance(facts.nodes, Unread):
         return unknown("nodes", facts.nodes)
+    pools = _pools(facts)
+    if not facts.nodes and pools:
+        return ok("nodes", f"there is none now; {pools}")
     if not facts.nodes:
         return problem("nodes", "the cluster has no node", "add one, or name another cluster with --context")
     usable = [node for node in facts.nodes if node.usable]
@@ -39,6 +42,8 @@ def nodes(facts: Facts) -> Finding:
     fix = "tolerate one in podTemplate.spec.tolerations" if taints else "kubectl describe nodes; kubectl uncordon"
     states = Counter(_state(node) for node in facts.nodes)
     said = ", ".join(f"{count} {state}" for state, count in states.most_common(_MOST_NAMED))
+    if pools:
+        return ok("nodes", f"none of {len(facts.nodes)} takes pods now ({said}); {pools}")
     return problem("nodes", f"none of {len(facts.nodes)} takes pods: {said}", fix)
 
 
@@ -61,6 +66,8 @@ def gpus(facts: Facts) -> Finding:
     if not holders and claimed:
         drivers = ", ".join(sorted({item.driver for item in claimed}))
         return ok("gpus", f"devices of {drivers}, which pods claim (DRA): {_CLAIM}")
+    if not holders and (pools := _pools(facts)):
+        return ok("gpus", f"no node offers any now; {pools}, with GPUs if one of them allows such")
     if not holders:
         return warning(
             "gpus",
@@ -163,6 +170,12 @@ def named(names: Iterable[str]) -> str:
     known = list(names)
     more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
     return ", ".join(known[:_MOST_NAMED]) + more
+
+
+def _pools(facts: Facts) -> str:
+    """That nodes are added for pods; empty where nothing is known of that."""
+    found = () if isinstance(facts.node_pools, Unread) else facts.node_pools
+    return f"Karpenter adds nodes for pods (NodePool {named(found)})" if found else ""
 
 
 def _state(node: NodeView) -> str:

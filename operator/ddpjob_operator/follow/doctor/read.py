@@ -54,6 +54,7 @@ async def read_facts(client: Client, namespace: str) -> Facts:
         classes = group.create_task(ask.objects(collection("storage.k8s.io/v1", "storageclasses", None)))
         nodes = group.create_task(ask.each(parse_node, collection("v1", "nodes", None)))
         claimable = group.create_task(ask.each(parse_slice, collection("resource.k8s.io/v1", "resourceslices", None)))
+        pools = group.create_task(ask.each(_name, collection("karpenter.sh/v1", "nodepools", None)))
         quotas = group.create_task(ask.objects(collection("v1", "resourcequotas", namespace)))
         limits = group.create_task(ask.objects(collection("v1", "limitranges", namespace)))
         policies = group.create_task(ask.objects(collection("networking.k8s.io/v1", "networkpolicies", namespace)))
@@ -73,6 +74,7 @@ async def read_facts(client: Client, namespace: str) -> Facts:
         classes=classes.result(),
         nodes=nodes.result(),
         claimable=claimable.result(),
+        node_pools=pools.result(),
         quotas=quotas.result(),
         limits=limits.result(),
         policies=policies.result(),
@@ -211,6 +213,10 @@ async def _versions(client: Client) -> tuple[str, ...]:
 
 def _whole(item: Json) -> Json:
     return item
+
+
+def _name(item: Json) -> str:
+    return str(item["metadata"]["name"])
 
 
 def _message(event: Json) -> str:
