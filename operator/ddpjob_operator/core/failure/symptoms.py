@@ -346,7 +346,8 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
-        r"ibv_\w+ failed|NET/IB ?: ?Got completion",
+        r"ibv_\w+ failed|communicator encountered a fatal error \(detected in ncclIb"
+        r"|NET/IB ?: ?(Got completion|Attempted to connect incompatible|Remote \S+ device is incompatible)",
         "NCCLError",
         "InfiniBand or RoCE failed on this node: check the link and NCCL_IB_HCA, or set NCCL_IB_DISABLE=1 to compare.",
         of=GENERAL | LOST,

@@ -366,6 +366,13 @@ CASES = [
     ),
     case("nccl/src/bootstrap.cc", "NCCLError", "ncclInternalError: Last error:\nBootstrap : no socket interface found"),
     case("nccl/src/misc/ibvwrap.cc", "NCCLError", "Call to ibv_modify_qp failed with error Network is unreachable"),
+    *(
+        case("nccl/src/transport/net_ib", "NCCLError", f"ncclSystemError: Last error:\n{said}")
+        for said in (
+            "communicator encountered a fatal error (detected in ncclIbTest)",
+            "NET/IB : Attempted to connect incompatible devices: [0]mlx5_0:1/IB and [1]mlx5_4:1/RoCE. Try selecting",
+        )
+    ),
     case("nccl/src/plugin/net.cc", "NCCLError", "ncclInvalidUsage: Last error:\nFailed to initialize any NET plugin"),
     case("nccl/src/net.cc", "NCCLError", "ncclInvalidUsage: Last error:\nError: network AWS Libfabric not found."),
     case(
