@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ddpjob_operator.core.manifests.bounds import is_gpu
 from ddpjob_operator.core.values.names import LABEL_MANAGED_BY, MANAGED_BY
 from ddpjob_operator.follow.doctor.admission import JOBS, PODS, trial_job, trial_pod
 from ddpjob_operator.follow.doctor.checkup import CHECKS, examine
@@ -22,7 +23,6 @@ from ddpjob_operator.follow.doctor.facts import (
     NodeView,
     Right,
     Unread,
-    is_gpu,
     parse_hooks,
     parse_node,
     parse_slice,

@@ -26,6 +26,12 @@ ALWAYS_USED = ("cpu", "memory", "ephemeral-storage")
 """Resources of which a container takes what it gets unless it is limited; of any other it has what it asks for."""
 
 
+_GPU = re.compile(
+    r".+/gpu(\.shared)?|nvidia\.com/mig-.+|amd\.com/[sdtqc]px_nps\d+|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi"
+)
+"""Resources of device plugins: whole, shared, or in parts. Intel's has others, for monitoring."""
+
+
 _UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
@@ -73,6 +79,11 @@ def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[s
         if missing:
             filled[kind] = missing | (given.get(kind) or {})
     return container | {"resources": filled}
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether a resource of nodes is a GPU, or a part of one."""
+    return _GPU.fullmatch(resource) is not None
 
 
 def amount(quantity: str | int) -> Decimal:

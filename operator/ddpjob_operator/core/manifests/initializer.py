@@ -9,7 +9,7 @@ import json
 
 from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.core.manifests.admitted import Admitted
-from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, with_default_resources
+from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, is_gpu, with_default_resources
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.placement import leaving_lost_nodes
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
@@ -95,7 +95,7 @@ def _annotations(job: Job) -> dict[str, str]:
     resources = [item.get("resources") or {} for item in containers if item["name"] == TRAINER_CONTAINER]
     limits = [(job.spec.resources.limits if job.spec.resources else None) or {}]
     limits += [item.get("limits") or {} for item in resources]
-    devices = {name for one in limits for name in one if "/" in name and not name.endswith("/gpu")}
+    devices = {name for one in limits for name in one if "/" in name and not is_gpu(name)}
     return without_networks(given) if devices else given
 
 

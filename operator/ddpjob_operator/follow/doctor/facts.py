@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple
 
-from ddpjob_operator.core.manifests.bounds import amount
+from ddpjob_operator.core.manifests.bounds import amount, is_gpu
 from ddpjob_operator.wire.objects import Object, parse_time
 
 NO_SCHEDULE = ("NoSchedule", "NoExecute")
@@ -18,10 +17,6 @@ NO_SCHEDULE = ("NoSchedule", "NoExecute")
 _SAID_OTHERWISE = tuple(f"node.kubernetes.io/{name}" for name in ("not-ready", "unreachable", "unschedulable"))
 """Taints of nodes that are not ready, or cordoned."""
 
-_GPU = re.compile(
-    r".+/gpu(\.shared)?|nvidia\.com/mig-.+|amd\.com/[sdtqc]px_nps\d+|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi"
-)
-"""Resources of device plugins: whole, shared, or in parts. Intel's has others, for monitoring."""
 _GPU_DRIVERS = ("gpu.", "gaudi.")
 """How the names of DRA drivers of GPUs begin, such as gpu.nvidia.com."""
 _GPU_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
@@ -145,11 +140,6 @@ class Facts:
             return None
         found: Mapping[str, str] = self.space["metadata"].get("labels") or {}
         return found
-
-
-def is_gpu(resource: str) -> bool:
-    """Whether a resource of nodes is a GPU, or a part of one."""
-    return _GPU.fullmatch(resource) is not None
 
 
 def parse_slice(obj: Object) -> Claimable:

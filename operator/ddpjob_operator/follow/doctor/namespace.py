@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from decimal import Decimal
 
-from ddpjob_operator.core.manifests.bounds import amount
+from ddpjob_operator.core.manifests.bounds import amount, is_gpu
 from ddpjob_operator.core.manifests.pods import DEFAULT_SIZE
-from ddpjob_operator.follow.doctor.facts import Facts, Unread, is_gpu
+from ddpjob_operator.follow.doctor.facts import Facts, Unread
 from ddpjob_operator.follow.doctor.findings import Finding, ok, problem, unknown, warning
 from ddpjob_operator.follow.doctor.nodes import in_units
 from ddpjob_operator.wire.objects import Object

@@ -467,8 +467,12 @@ def test_the_pod_takes_none_of_the_devices_that_the_gang_claims() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "kept"),
-    [({"nvidia.com/gpu": 8, "openshift.io/mlnx": 8}, False), ({"nvidia.com/gpu": 8, "cpu": 4}, True)],
-    ids=["devices", "none"],
+    [
+        ({"nvidia.com/gpu": 8, "openshift.io/mlnx": 8}, False),
+        ({"nvidia.com/gpu": 8, "cpu": 4}, True),
+        ({"nvidia.com/mig-1g.5gb": 1}, True),
+    ],
+    ids=["devices", "none", "parts of a GPU"],
 )
 @pytest.mark.parametrize("place", ["resources", "podTemplate"])
 def test_the_pod_has_no_network_whose_device_it_lacks(limits: dict[str, int], kept: bool, place: str) -> None:
