@@ -55,8 +55,11 @@ def test_gpus_that_only_a_group_of_the_node_may_open_are_present(
     monkeypatch.setattr(world, "DEVICES", tmp_path)
     assert gpus_present(environ) == 0, "a torch without ROCm has no use for them"
     monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert gpus_present(environ) == count
     assert "supplementalGroups" in world.why_unseen()
+    (tmp_path / "kfd").unlink()
+    assert "is built without CUDA" in world.why_unseen(), "the GPUs are NVIDIA's"
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,10 @@ def gpus_present(environ: Mapping[str, str]) -> int:
 
 def why_unseen() -> str:
     """Why torch, which sees no GPU, sees none, and what to do."""
-    if torch.version.hip is not None:
+    if torch.version.hip is not None and (DEVICES / "kfd").exists():
         return (
-            "ROCm cannot open them: give this user the groups of /dev/kfd and /dev/dri/renderD* on the node, by their "
-            "numbers (supplementalGroups in the pod's securityContext)"
+            "ROCm does not start on them: give this user the groups of /dev/kfd and /dev/dri/renderD* on the node, by "
+            "their numbers (supplementalGroups in the pod's securityContext), or look at the node's driver"
         )
     if torch.version.cuda is None:
         return (
