@@ -473,8 +473,8 @@ _FILES = (
     Symptom(
         r"operation not permitted: '/mnt/shared[^'\n]*'([^ ]| [^-]|$)",
         "PermissionDenied",
-        "The volume gives its files to one user, as an SMB share or a mounted bucket, and only that one may change "
-        "their modes and times: mount it with the uid of the pods (mountOptions, uid=65532).",
+        "The file belongs to another user, as all on an SMB share or in a mounted bucket may, and only that one may "
+        "change its mode, times and owner: mount such a volume with the uid of the pods (mountOptions, uid=65532).",
     ),
     Symptom(
         r"permission denied",
