@@ -255,6 +255,7 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
         ("gpus", {"nodes": (replace(NODE, allocatable={}),)}, WARNING, "no node offers any"),
         ("nodes", {"nodes": (), "node_pools": ("gpu",)}, OK, "Karpenter adds nodes for pods (NodePool gpu)"),
         ("nodes", {"nodes": (FARGATE,), "node_pools": ("gpu",)}, OK, "none of 1 takes pods now (1 tainted eks."),
+        ("nodes", {"nodes": (replace(NODE, ready=False),), "node_pools": ("gpu",)}, PROBLEM, "1 not ready"),
         ("nodes", {"nodes": (FARGATE,), "node_pools": UNREAD}, PROBLEM, "none of 1 takes pods: 1 tainted eks."),
         ("gpus", {"nodes": (FARGATE,), "node_pools": ("gpu",)}, OK, "no node offers any now; Karpenter adds nodes"),
         ("gpus", {"nodes": (LABELLED,), "node_pools": ("gpu",)}, WARNING, "no device plugin offers them"),

@@ -42,7 +42,7 @@ def nodes(facts: Facts) -> Finding:
     fix = "tolerate one in podTemplate.spec.tolerations" if taints else "kubectl describe nodes; kubectl uncordon"
     states = Counter(_state(node) for node in facts.nodes)
     said = ", ".join(f"{count} {state}" for state, count in states.most_common(_MOST_NAMED))
-    if pools:
+    if pools and any(node.ready for node in facts.nodes):  # else Karpenter itself may have no node
         return ok("nodes", f"none of {len(facts.nodes)} takes pods now ({said}); {pools}")
     return problem("nodes", f"none of {len(facts.nodes)} takes pods: {said}", fix)
 
