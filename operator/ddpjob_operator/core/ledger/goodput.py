@@ -57,7 +57,7 @@ _OLDEST_REPORT = timedelta(seconds=5)
 _LONGEST_UNKNOWN = timedelta(minutes=1)
 """Until the ledger of a script of which nothing else is heard is brought up to date."""
 
-_AT_WORK = ("first_step", "training", "validating", "saving")
+AT_WORK = ("first_step", "training", "validating", "saving")
 """Activities of which the trainer reports each second."""
 
 
@@ -169,7 +169,7 @@ def _reported(spent: Mapping[str, float], before: DDPJobStatus, left: int) -> _R
     steps come first: what is too little then is the time after the last one.
     """
     seconds, new = dict(before.internal.reported_seconds), {}
-    for activity in sorted(spent, key=lambda activity: activity not in _AT_WORK):
+    for activity in sorted(spent, key=lambda activity: activity not in AT_WORK):
         new[activity] = max(0, min(left, round((spent[activity] - seconds.get(activity, 0.0)) * 1000)))
         seconds[activity] = round(seconds.get(activity, 0.0) + new[activity] / 1000, 3)
         left -= new[activity]
@@ -194,7 +194,7 @@ def _of_rest(last: str, before: DDPJobStatus, after: DDPJobStatus, observed: Obs
         return last
     if after.last_failure != before.last_failure and _reason(after) == "Stalled":
         return "stalled"
-    if last not in _AT_WORK or _final_report(before, observed) is None:
+    if last not in AT_WORK or _final_report(before, observed) is None:
         return last
     return "unknown" if after.phase is Phase.SUCCEEDED else "recovering"
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.gang.members import awaits_data, members, starting_since
+from ddpjob_operator.core.ledger.goodput import AT_WORK
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase, PodView
@@ -87,10 +88,13 @@ def _is_starting(look: Look) -> bool:
 def _ranks_have_not_met(look: Look) -> bool:
     """Whether every pod runs, and the trainer has just reported that its ranks still wait for each other.
 
-    One that cannot be asked, or whose clock is another, is taken to have started.
+    One that cannot be asked, or whose clock is another, is taken to have started. So is one that has trained in this
+    attempt: with live recovery its ranks meet again after each loss, and a new node rank 0 waits to join.
     """
     report = look.observed.report
     if look.status.phase is not Phase.RUNNING or report is None or report.phase != "rendezvous":
+        return False
+    if report.step is not None or any(look.status.internal.reported_seconds.get(name) for name in AT_WORK):
         return False
     recent = report.time is not None and abs(look.now.timestamp() - report.time) < REPORT_SECONDS
     return recent and report.is_of(look.job.uid, look.status.attempt)

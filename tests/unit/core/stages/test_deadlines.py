@@ -234,6 +234,25 @@ def test_rendezvous_is_a_part_of_starting(report: dict[str, Any] | None, missed:
     assert not missed or str(failure(decided)).endswith(": all pods run, but their ranks have not met')")
 
 
+@pytest.mark.parametrize(
+    ("step", "reported", "missed"),
+    [
+        pytest.param(None, {"rendezvous": 9.0}, True, id="they have not met yet"),
+        pytest.param(118, {"rendezvous": 9.0}, False, id="a rank that trained waits for the next group"),
+        pytest.param(None, {"first_step": 1.0, "training": 80.0}, False, id="a new node rank 0 waits to join"),
+    ],
+)
+def test_ranks_that_meet_again_after_a_live_recovery_have_started(
+    step: int | None, reported: dict[str, float], missed: bool
+) -> None:
+    """The job would fail hours after its start, for a rank that was lost."""
+    spec: dict[str, Any] = {"startupDeadlineSeconds": 100, "restart": {"scope": "Live"}}
+    report = heard(phase="rendezvous", time=NOW.timestamp(), step=step)
+    status = begun(Phase.RUNNING, 7200, spec=spec, reported_seconds=reported)
+    decided = look(make_job(status, **spec), seen(*GANG, report=report))
+    assert (reason(decided) == "StartupDeadlineExceeded") is missed
+
+
 def test_a_backoff_does_not_count_while_the_ranks_meet() -> None:
     status = begun(Phase.RESTARTING, 1000, attempt=1, attempt_start_time=later(-200), restart_at=later(-50))
     gang = (make_pod(0, attempt=1), make_pod(1, attempt=1))
