@@ -116,12 +116,24 @@ def _same_before(status: DDPJobStatus, failure: Failure) -> FailureStatus | None
     """
     diagnosis = diagnose(failure)
     before = status.failures[-1] if status.failures else None
-    if before is None or not diagnosis.deterministic or before.step != failure.step:
+    if before is None or not diagnosis.deterministic:
+        return None
+    if before.step != failure.step and not (failure.step is None and _took_no_step(status)):
         return None
     if failure.step is None and not _ended_soon(failure):
         return None
     same = signature(before.reason, before.message) == signature(diagnosis.reason, failure.message)
     return before if same else None
+
+
+def _took_no_step(status: DDPJobStatus) -> bool:
+    """Whether the last failure came before a step too, though one is on record: the one that an earlier attempt had
+    reached. None has gone beyond it since the failure before that one.
+    """
+    if status.progress is None or len(status.failures) < 2:
+        return False
+    earlier, before = status.failures[-2:]
+    return earlier.step == before.step == status.progress.step
 
 
 def _runs_out_of_memory(status: DDPJobStatus, failure: Failure) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from looks import at
 from tests.support.examples import examples
 
-from ddpjob_operator.api.status import DDPJobStatus, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, Progress, SnapshotStatus
 from ddpjob_operator.core.failure.budget import CLOSE_FAILURES, CLOSE_SECONDS
 from ddpjob_operator.core.failure.decide import (
     FAILURES_KEPT,
@@ -228,6 +228,30 @@ def test_a_repeated_failure_says_where_and_what_to_do(failure: Failure, where: s
 def test_steps_may_have_gone_unseen_after_the_time_that_a_start_takes(seconds: float, repeated: bool) -> None:
     found = verdict(unseen(seconds), after(unseen(seconds)))
     assert (isinstance(found, GiveUp) and found.reason == "RepeatedFailure") is repeated
+
+
+@pytest.mark.parametrize(
+    ("first", "repeated"),
+    [
+        pytest.param(KILLED, True, id="twice before a step, after an attempt that had reached one"),
+        pytest.param(replace(KILLED, step=121), False, id="the attempt before had come less far"),
+        pytest.param(None, False, id="nobody knows how far the attempt before had come"),
+    ],
+)
+def test_a_job_that_has_trained_and_cannot_resume_is_not_tried_again_and_again(
+    first: Failure | None, repeated: bool
+) -> None:
+    """The step that is on record of such a failure is the one that the attempt before it had reached."""
+    status = DDPJobStatus(progress=Progress(step=120))
+    for failure in (first, unseen(5.0)):
+        if failure is not None:
+            kept = remember(status.failures, failure_status(status, failure, NOW))
+            status = status.model_copy(update={"failures": kept, "last_failure": kept[-1]})
+    assert status.failures[-1].step == 120
+    found = verdict(unseen(5.0), status)
+    assert (isinstance(found, GiveUp) and found.reason == "RepeatedFailure") is repeated
+    assert not repeated or "before its first step" in str(found)
+    assert isinstance(verdict(unseen(STARTUP_SECONDS + 0.1), status), RestartIn), "steps may have gone unseen"
 
 
 def test_running_out_of_memory_three_times_without_a_snapshot_ends_the_job_at_whatever_step() -> None:
