@@ -179,14 +179,20 @@ def with_loss_status(look: Look, report: TrainerReport | None) -> Look:
 
 
 def _with_snapshot_status(look: Look, report: TrainerReport) -> Look:
-    """The look with the condition SnapshotsFailing and the list of snapshots that were set aside."""
-    problem, failing = report.snapshot_problem, cond.holds(look.status.conditions, cond.SNAPSHOTS_FAILING)
+    """The look with the condition SnapshotsFailing and the list of snapshots that were set aside.
+
+    Only a snapshot ends the condition: a new attempt knows of no problem at first, and other nodes than that of rank 0
+    never do.
+    """
+    problem, saved = report.snapshot_problem, look.status.snapshot
     failures = problem.failures if problem is not None else None
+    known = cond.find(look.status.conditions, cond.SNAPSHOTS_FAILING)
+    since = known.last_transition_time if known is not None and known.status == "True" else None
     # more of the same is not worth a write each, and a save that was only skipped proves nothing
-    if problem is not None and failures is not None and failures >= FAILURES_IN_A_ROW and not failing:
+    if problem is not None and failures is not None and failures >= FAILURES_IN_A_ROW and since is None:
         message = f"{failures} snapshots in a row could not be saved. {problem.message[:_LONGEST]}"
         look = mark_snapshots_failing(look, message)
-    elif failing and problem is None:
+    elif problem is None and saved is not None and since is not None and saved.time > since:
         look = mark_snapshots_saved(look)
     return look.with_status(_with_set_aside(look.status, report.snapshots_set_aside))
 

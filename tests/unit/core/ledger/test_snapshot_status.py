@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import heard, in_phase, make_job, seen
+from builders import heard, in_phase, later, make_job, seen
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -50,7 +50,17 @@ def test_a_fourth_failure_is_no_news() -> None:
 def test_a_snapshot_that_is_saved_ends_it_and_one_that_is_skipped_does_not() -> None:
     skipped = after(FAILING, snapshotProblem=DISK_FULL | {"result": "skipped", "failures": 0})
     assert cond.holds(skipped.conditions, cond.SNAPSHOTS_FAILING)
-    assert not cond.holds(after(FAILING).conditions, cond.SNAPSHOTS_FAILING)
+    saved = after(FAILING, snapshot={"step": 120, "time": later(60).timestamp(), "verified": True})
+    assert not cond.holds(saved.conditions, cond.SNAPSHOTS_FAILING)
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [None, {"step": 100, "time": later(-60).timestamp(), "verified": True}],
+    ids=["a node that saves nothing", "a new attempt, with the last snapshot before"],
+)
+def test_a_trainer_that_has_not_saved_yet_does_not_end_it(snapshot: Any) -> None:
+    assert cond.holds(after(FAILING, snapshot=snapshot).conditions, cond.SNAPSHOTS_FAILING)
 
 
 @pytest.mark.parametrize("other", [{"uid": "another"}, {"attempt": 1}])
