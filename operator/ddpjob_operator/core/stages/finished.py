@@ -123,11 +123,11 @@ def seconds_to_live(look: Look) -> float | None:
 
 
 def _initializer(look: Look) -> tuple[DeletePod, ...]:
-    """The initializers' pod: stopped if it still runs, deleted with all others."""
+    """The initializers' pod: stopped if it still runs, deleted with all others. A deadline stops it in any case."""
     pod, policy = look.observed.initializer, look.job.spec.clean_pod_policy
-    if pod is None or pod.deleting or policy == "None":
+    if pod is None or pod.deleting or (policy == "None" and not _missed_a_deadline(look)):
         return ()
-    return () if pod.ended and policy == "Running" else (DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS),)
+    return () if pod.ended and policy != "All" else (DeletePod(pod.name, pod.uid, RESTART_GRACE_SECONDS),)
 
 
 def _protection(look: Look, deleted: set[str]) -> tuple[CreateChild, ...]:

@@ -101,6 +101,15 @@ def test_the_pod_that_fetched_data_goes_as_the_others_do(policy: str, phase: Pod
     assert deleted(decided) == (["digits-init"] if gone else [])
 
 
+@pytest.mark.parametrize(
+    ("phase", "gone"), [(PodPhase.RUNNING, True), (PodPhase.PENDING, True), (PodPhase.FAILED, False)]
+)
+def test_a_deadline_stops_the_pod_that_fetches_data_whatever_the_policy(phase: PodPhase, gone: bool) -> None:
+    fetching = InitializerView("digits-init", "uid", phase)
+    decided = look(make_job(missed_a_deadline(), cleanPodPolicy="None"), seen(initializer=fetching))
+    assert deleted(decided) == (["digits-init"] if gone else [])
+
+
 def test_an_edit_of_the_policy_takes_effect_after_the_end() -> None:
     assert deleted(look(make_job(OVER, cleanPodPolicy="All"), seen(ENDED))) == ["digits-0-1"]
 
