@@ -38,7 +38,8 @@ from ddpjob_operator.core.values.observed import PodPhase, PodView, ServiceView
 def ready_spares(look: Look) -> tuple[PodView, ...]:
     """Spares that could join a gang at once."""
     spares = (pod for pod in look.observed.pods if pod.node_rank is None and 0 <= pod.attempt <= look.status.attempt)
-    return tuple(pod for pod in spares if pod.running and pod.ready and can_be_kept(pod))
+    ready = (pod for pod in spares if pod.running and pod.ready and can_be_kept(pod))
+    return tuple(pod for pod in ready if pod.node_name not in barred(look.status))
 
 
 def idle_spares(look: Look) -> tuple[PodView, ...]:
@@ -52,8 +53,7 @@ def free_spares(look: Look) -> tuple[PodView, ...]:
     """
     of_ranks = frozenset(look.names)
     spares = [pod for pod in _good(look) if can_be_kept(pod) and pod.name not in of_ranks]
-    welcome = [pod for pod in spares if pod.node_name not in barred(look.status)]
-    return tuple(sorted(welcome, key=lambda pod: (not (pod.running and pod.ready), not pod.running, pod.name)))
+    return tuple(sorted(spares, key=lambda pod: (not (pod.running and pod.ready), not pod.running, pod.name)))
 
 
 def wanted(look: Look) -> int:
@@ -125,10 +125,12 @@ def _has_empty_place(look: Look) -> bool:
 
 
 def _good(look: Look) -> list[PodView]:
-    """Spares that are of use. Those that run come first."""
+    """Spares that are of use: one on a node that the job keeps away from will get no place. Those that run come first.
+    """
     spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
-    allowed = patience(look)  # walks all pods
-    good = [pod for pod in spares if _is_usable(pod) and not is_lost(pod, allowed, look.now)]
+    allowed, excluded = patience(look), barred(look.status)  # the first walks all pods
+    usable = (pod for pod in spares if _is_usable(pod) and pod.node_name not in excluded)
+    good = [pod for pod in usable if not is_lost(pod, allowed, look.now)]
     return sorted(good, key=lambda pod: (not pod.running, pod.name))
 
 

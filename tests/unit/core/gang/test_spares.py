@@ -86,6 +86,15 @@ def test_as_many_wait_as_are_wanted(pods: list[PodView], actions: list[str]) -> 
     assert tend(seen(make_pod(0), make_pod(1), *pods)) == actions
 
 
+def test_a_spare_on_a_node_that_failed_the_job_is_replaced_at_once() -> None:
+    """It would get no place: with live recovery no attempt that begins would delete it, either."""
+    bad, good = replace(spare(0), node_name="node-7"), spare(1)
+    known = status(excluded_nodes=("node-7",))
+    assert tend(seen(make_pod(0), make_pod(1), bad, good), known) == ["create digits-0-s2", "delete digits-0-s0"]
+    refused = status(excluded_nodes=("node-7",), node_names_refused=True)
+    assert tend(seen(make_pod(0), make_pod(1), bad, good), refused) == [], "others are only preferred"
+
+
 def test_what_was_refused_is_tried_again_with_one_pod() -> None:
     refused = seen(make_pod(0), make_pod(1), problem=Problem("QuotaExceeded", "exceeded quota"))
     assert tend(refused, spares=64) == ["create digits-0-s0"]
