@@ -125,7 +125,8 @@ STATES = (
     Reason(
         "GangTimeout",
         "Degraded=True",
-        "Not all pods had a node within scheduling.timeoutSeconds. The gang has released its nodes and is retried.",
+        "Not all pods had a node within scheduling.timeoutSeconds, or ranks gave up waiting for pods that did not run "
+        "within 10 minutes. The gang is retried, which costs no restart.",
         "Wait, lower nodes, or make the job elastic.",
     ),
     Reason(

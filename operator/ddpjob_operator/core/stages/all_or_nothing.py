@@ -10,6 +10,9 @@ Some things are not given back: what an elastic gang can go on with, the place i
 and, when the API server refuses a pod, a gang whose last attempt is still going, or whose names another owner has: what
 those hold is what is missing, and they let go of it by themselves. Nor is a gang for a webhook that fails for a moment:
 of 256 pods, one in a hundred would keep it from ever being complete.
+
+Where nobody gives it back, the ranks of the pods that run give up waiting for the others after some minutes. No program
+has failed then, either: the gang is tried again as above, and pods that run stay if the scope keeps them.
 """
 
 from __future__ import annotations
@@ -20,10 +23,15 @@ from ddpjob_operator.api.policies import Backoff
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds, released
+from ddpjob_operator.core.failure.detect import CONSEQUENCES, Failure
+from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.failure.node_exclusion import forgiven
+from ddpjob_operator.core.failure.restart_rules import rule_on
+from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.members import (
     LEAST_WAIT_SECONDS,
     asking_since,
+    discard,
     done_and_gone,
     members,
     still_holds,
@@ -37,6 +45,9 @@ from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import PodPhase
+
+TIMEOUT = "GangTimeout"
 
 LONGEST_QUOTA_SECONDS = 60
 """The longest wait after a quota's refusal: room may come at any time, and a try ends at the first refusal."""
@@ -68,6 +79,49 @@ def plan_release(look: Look) -> Plan | None:
         requeue_after=delay,
         events=(Event("Warning", "GangReleased", _without_attempt(look, found.splitlines()[0])),),
     )
+
+
+def plan_incomplete(look: Look, cause: Failure) -> Plan | None:
+    """Try a gang again whose ranks gave up waiting for pods that do not run yet; None if `cause` is another end."""
+    if look.status.phase not in (Phase.STARTING, Phase.RESTARTING) or not _waited_in_vain(look, cause):
+        return None
+    if isinstance(refused := admission(look), Refused):
+        return plan_refused(look, refused)
+    job, size, kept = look.job, look.gang_size, kept_pods(look, look.gang_size)
+    problem = Problem(TIMEOUT, f"ranks gave up waiting for {size - len(_begun(look))} of {size} pods{_why(look)}")
+    delay = _seconds_until_next_try(look, problem)
+    message = f"{problem.message}; retrying in {delay:.0f} s"
+    following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay, kept)
+    status = released(forgiven(job.spec.restart, look.status, look.now))
+    look = transitions.release_gang(look.with_status(status), following)
+    return Plan(
+        look.status,
+        discard(look, tuple(pod for pod in look.observed.pods if pod.name not in kept)),
+        status_first=True,
+        requeue_after=delay,
+        events=(Event("Warning", "Restarting", _without_attempt(look, problem.message.splitlines()[0])),),
+    )
+
+
+def _waited_in_vain(look: Look, cause: Failure) -> bool:
+    """Whether all that is known is a lost peer, and some pods of the gang were never there to be one. Rules of the
+    job's own decide first.
+    """
+    reason = diagnose(cause).reason
+    if cause.reason not in CONSEQUENCES or reason not in CONSEQUENCES or len(_begun(look)) >= look.gang_size:
+        return False
+    return not rule_on(look.job.spec.restart, cause, reason).explicit
+
+
+def _begun(look: Look) -> frozenset[int | None]:
+    """Node ranks of the pods that run, or did."""
+    return frozenset(pod.node_rank for pod in members(look) if pod.phase is not PodPhase.PENDING) | done_and_gone(look)
+
+
+def _why(look: Look) -> str:
+    """What a pod that does not run waits for, as a clause."""
+    waiting = (pod for pod in members(look) if pod.phase is PodPhase.PENDING and (pod.message or pod.reason))
+    return next((f": pod {pod.name}: {pod.message or pod.reason}" for pod in waiting), "")
 
 
 def _seconds_until_next_try(look: Look, problem: Problem) -> float:
@@ -122,7 +176,7 @@ def _not_in_time(look: Look) -> Problem | None:
         return None
     waiting = next((pod for pod in pods if not pod.placed), None)
     why = f": pod {waiting.name}: {waiting.message}" if waiting is not None and waiting.message else ""
-    return Problem("GangTimeout", f"after {limit} s {placed} of {size} pods had a node{why}")
+    return Problem(TIMEOUT, f"after {limit} s {placed} of {size} pods had a node{why}")
 
 
 def _is_enough(look: Look, nodes: int) -> bool:

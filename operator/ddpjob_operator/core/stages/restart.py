@@ -42,6 +42,7 @@ from ddpjob_operator.core.ledger.progress import with_failure, with_final_report
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.manifests.spec_changes import digests, made_otherwise
+from ddpjob_operator.core.stages.all_or_nothing import plan_incomplete
 from ddpjob_operator.core.stages.finished import plan_failed, plan_refused
 from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Action, Event, Plan
@@ -86,6 +87,8 @@ def plan_restart(look: Look) -> Plan | None:
     cause = first_cause(failures, look.now, stopping=stopping)
     if cause is None:
         return Plan(look.status, requeue_after=SETTLE_LOOK_SECONDS)
+    if (again := plan_incomplete(look, cause)) is not None:
+        return again
     if (read := log_to_read(look.observed, cause)) is not None:
         return Plan(look.status, (read,))  # a log goes with its pod
     return _after_failure(with_node_counts(look), cause, why_not)

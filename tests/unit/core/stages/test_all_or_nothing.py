@@ -7,15 +7,16 @@ from math import log2
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
-from looks import at
+from builders import DEFAULTS, NOW, failed, heard, in_phase, later, make_job, make_pod, seen
+from looks import at, created, deleted
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.failure.budget import JITTER
+from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.all_or_nothing import plan_release
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import DeletePod, Plan
+from ddpjob_operator.core.values.actions import AssignPod, DeletePod, Plan
 from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
 from ddpjob_operator.core.values.observed import Observed, PodView
 
@@ -200,3 +201,64 @@ def test_the_time_of_one_try_begins_when_it_asks() -> None:
     status = in_phase(Phase.STARTING, nodes=4, attempt_start_time=later(-1000), retry_at=later(-59))
     assert decide(placed(0), waiting(1), status=status, **LIMIT) is None
     assert decide(placed(0), waiting(1), status=status.model_copy(update={"retry_at": later(-60)}), **LIMIT) is not None
+
+
+# Ranks that give up waiting
+
+
+def gave_up(node_rank: int) -> PodView:
+    return failed(node_rank, 1, "RendezvousFailed")
+
+
+STARTED: dict[str, Any] = {"attempt_start_time": later(-700), "restarts": 10, "restarts_since_progress": 10}
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RESTARTING])
+@pytest.mark.parametrize("late", [(waiting(2),), ()], ids=["it waits for a node", "it is not even there"])
+def test_a_gang_that_never_was_complete_costs_no_restart(phase: Phase, late: tuple[PodView, ...]) -> None:
+    """Ranks wait ten minutes for each other. On a full cluster the whole budget was used up in two hours."""
+    status = in_phase(phase, nodes=3, **STARTED)
+    decided = plan(make_job(status, nodes=3), seen(gave_up(0), gave_up(1), *late), NOW, DEFAULTS)
+    after = decided.status
+    assert (after.phase, after.attempt, after.restarts, after.restarts_since_progress) == (phase, 1, 10, 10)
+    assert (after.disruptions, after.disruptions_since_progress, after.last_failure) == (0, 1, None)
+    assert after.attempt_start_time == later(-700), "its startup deadline goes on"
+    assert decided.status_first
+    assert deleted(decided) == ["digits-0-0", "digits-0-1", *(pod.name for pod in late)]
+    degraded = cond.find(after.conditions, cond.DEGRADED)
+    assert degraded is not None
+    assert degraded.reason == "GangTimeout"
+    why = ": pod digits-0-2: 0/3 nodes are available" if late else ""
+    assert degraded.message.startswith(f"ranks gave up waiting for 1 of 3 pods{why}; retrying in ")
+    assert [(event.type, event.reason) for event in decided.events] == [("Warning", "Restarting")]
+
+
+@pytest.mark.parametrize(
+    ("pods", "rules"),
+    [
+        pytest.param((gave_up(0), gave_up(1), make_pod(2)), [], id="all pods run"),
+        pytest.param((failed(0, 1, "WorkerException"), gave_up(1), waiting(2)), [], id="one has failed for a reason"),
+        pytest.param((gave_up(0), gave_up(1), waiting(2)), [{"action": "Restart"}], id="a rule says so"),
+    ],
+)
+def test_any_other_end_of_a_gang_that_starts_counts(pods: tuple[PodView, ...], rules: list[dict[str, Any]]) -> None:
+    status = in_phase(Phase.STARTING, nodes=3)
+    after = plan(make_job(status, nodes=3, restart={"rules": rules}), seen(*pods), NOW, DEFAULTS).status
+    assert (after.attempt, after.restarts) == (1, 1)
+
+
+def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:
+    spec: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
+    made_from = digests(make_job(**spec), DEFAULTS)
+    status = in_phase(Phase.RESTARTING, nodes=3, attempt=1, spec_digests=made_from, **STARTED)
+    pods = (make_pod(0, attempt=1), make_pod(1, attempt=1))
+    report = heard(attempt=1, phase="waiting", phaseSeconds=60.0)
+    observed = seen(*pods, waiting(2, attempt=1), attempt=1, report=report)
+    decided = plan(make_job(status, **spec), observed, NOW, DEFAULTS)
+    after = decided.status
+    assert (after.attempt, after.restarts, after.internal.kept_pods) == (2, 10, {"digits-1-0": 0, "digits-1-1": 1})
+    assert deleted(decided) == ["digits-1-2"]
+    again = plan(make_job(after, **spec), seen(*pods, attempt=1), later(400), DEFAULTS)
+    assigned = [(action.name, action.node_rank) for action in again.actions if isinstance(action, AssignPod)]
+    assert assigned == [("digits-1-0", 0), ("digits-1-1", 1)]
+    assert created(again) == ["digits-2-2"]
