@@ -82,6 +82,13 @@ def test_every_variable_that_the_operator_sets_is_in_the_document() -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize(("most", "seconds"), [(60, 300), (180, 300), (300, 420), (3600, 900)])
+def test_a_pod_that_is_kept_outlasts_the_longest_backoff(most: int, seconds: int) -> None:
+    """Else the pods of an attempt that begins after it are all new, whatever the scope."""
+    variables = pod_environment(restart={"scope": "InPlace", "backoff": {"maxSeconds": most}})
+    assert parse_pod(variables).reassign_seconds == seconds
+
+
 def test_a_job_cannot_override_a_variable_of_the_contract() -> None:
     ours = [name for name in pod_environment() if name.startswith("DDPJOB_") or name == "POD_IP"]
     assert len(ours) > 15

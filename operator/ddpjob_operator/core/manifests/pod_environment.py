@@ -20,6 +20,13 @@ TERMINATION_LOG = "/dev/termination-log"
 ASSIGNMENT_DIR = "/etc/ddpjob/assignment"
 """Where a pod whose place in the gang may change reads it: files attempt, node-rank and nodes."""
 
+REASSIGN_SECONDS = 300
+"""How long such a pod waits for its place in the next attempt, as the launcher has it by default."""
+NOTICED_SECONDS = 120
+"""Until that attempt begins, its backoff left out: a gang that is stranded is noticed after a minute."""
+LONGEST_REASSIGN_SECONDS = 900
+"""Where pods cannot be asked, their end is the only sign of a stranded gang. Few backoffs are ever longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -105,6 +112,9 @@ def environment(job: Job, place: Place) -> list[Manifest]:
         own["DDPJOB_LIVE"] = "true"
     if is_assignable(job):
         own["DDPJOB_ASSIGNMENT_DIR"] = ASSIGNMENT_DIR
+        longest = min(LONGEST_REASSIGN_SECONDS, job.spec.restart.backoff.max_seconds + NOTICED_SECONDS)
+        if longest > REASSIGN_SECONDS:
+            own["DDPJOB_REASSIGN_SECONDS"] = str(longest)
     downward = {
         "DDPJOB_POD_NAME": "metadata.name",
         "DDPJOB_NODE_NAME": "spec.nodeName",
