@@ -22,6 +22,8 @@ RESERVED_ENV = (
 )
 RESERVED_ENV_PREFIXES = ("DDPJOB_", "TORCHELASTIC_", "PET_")
 
+_RESTART_ALL = "RestartAllContainers"
+
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _AFFINITY: dict[tuple[str, ...], type] = {
     ("affinity",): dict,
@@ -51,13 +53,18 @@ def reserved_template_env(spec: DDPJobSpec) -> str | None:
 
 def restarted_trainer(spec: DDPJobSpec) -> str | None:
     """Kubernetes 1.35 can restart a container of a pod that is not restarted (KEP-5307); the operator would not see it,
-    and the other ranks would wait.
+    and the other ranks would wait. A rule of any container can restart all of them (KEP-5532).
     """
     for index, container in enumerate(_objects(_template(spec), "containers")):
         for field in ("restartPolicy", "restartPolicyRules"):
             if container.get("name") == "trainer" and container.get(field) not in (None, [], "Never"):
                 path = f"spec.podTemplate.spec.containers[{index}].{field}"
                 return f"{path}: the operator restarts the ranks together; remove it, and use spec.restart"
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(_objects(_template(spec), kind)):
+            if any(rule.get("action") == _RESTART_ALL for rule in _objects(container, "restartPolicyRules")):
+                path = f"spec.podTemplate.spec.{kind}[{index}].restartPolicyRules"
+                return f"{path}: {_RESTART_ALL} would restart the ranks of one pod; remove it, and use spec.restart"
     return None
 
 

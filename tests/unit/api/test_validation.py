@@ -322,6 +322,10 @@ def template(**spec: Any) -> dict[str, Any]:
          "use spec.restart"),
         (template(containers=[{"name": "trainer", "restartPolicy": "Never", "restartPolicyRules": []}]), None),
         (template(containers=[{"name": "logs", "restartPolicy": "OnFailure"}]), None),
+        (template(containers=[{"name": "logs", "restartPolicyRules": [{"action": "Restart"}]}]), None),
+        (template(initContainers=[{"name": "watch", "restartPolicyRules": [{"action": "RestartAllContainers"}]}]),
+         "spec.podTemplate.spec.initContainers[0].restartPolicyRules: RestartAllContainers would restart the ranks of "
+         "one pod; remove it, and use spec.restart"),
         (template(containers=[EIGHT_GPUS]),
          "spec.podTemplate.spec.containers[0].resources.limits: nvidia.com/gpu: 8 would have one rank; set "
          "spec.procsPerNode: 8"),
