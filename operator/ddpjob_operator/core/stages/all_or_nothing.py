@@ -26,7 +26,7 @@ from ddpjob_operator.core.failure.budget import backoff_seconds, released
 from ddpjob_operator.core.failure.detect import CONSEQUENCES, Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.failure.node_exclusion import forgiven
-from ddpjob_operator.core.failure.restart_rules import rule_on
+from ddpjob_operator.core.failure.restart_rules import RuleAction, rule_on
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.members import (
     LEAST_WAIT_SECONDS,
@@ -48,6 +48,11 @@ from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase
 
 TIMEOUT = "GangTimeout"
+
+LEAST_VAIN_SECONDS = 300.0
+"""For how long pods must have been waited for until a lost peer may be one that never came: ranks wait for ten minutes.
+A script that loses a connection sooner fails by itself, however slow another pod is to start, and that counts.
+"""
 
 LONGEST_QUOTA_SECONDS = 60
 """The longest wait after a quota's refusal: room may come at any time, and a try ends at the first refusal."""
@@ -110,7 +115,10 @@ def _waited_in_vain(look: Look, cause: Failure) -> bool:
     reason = diagnose(cause).reason
     if cause.reason not in CONSEQUENCES or reason not in CONSEQUENCES or len(_begun(look)) >= look.gang_size:
         return False
-    return not rule_on(look.job.spec.restart, cause, reason).explicit
+    since, ruling = asking_since(look), rule_on(look.job.spec.restart, cause, reason)
+    if since is None or look.seconds_since(since) < LEAST_VAIN_SECONDS:
+        return False
+    return ruling.action is RuleAction.RESTART and not ruling.explicit
 
 
 def _begun(look: Look) -> frozenset[int | None]:

@@ -234,15 +234,18 @@ def test_a_gang_that_never_was_complete_costs_no_restart(phase: Phase, late: tup
 
 
 @pytest.mark.parametrize(
-    ("pods", "rules"),
+    ("pods", "rules", "begun"),
     [
-        pytest.param((gave_up(0), gave_up(1), make_pod(2)), [], id="all pods run"),
-        pytest.param((failed(0, 1, "WorkerException"), gave_up(1), waiting(2)), [], id="one has failed for a reason"),
-        pytest.param((gave_up(0), gave_up(1), waiting(2)), [{"action": "Restart"}], id="a rule says so"),
+        pytest.param((gave_up(0), gave_up(1), make_pod(2)), [], 700, id="all pods run"),
+        pytest.param((failed(0, 1, "WorkerException"), gave_up(1), waiting(2)), [], 700, id="one failed for a reason"),
+        pytest.param((gave_up(0), gave_up(1), waiting(2)), [{"action": "Restart"}], 700, id="a rule says so"),
+        pytest.param((failed(0, 1, "PeerLost"), waiting(1), waiting(2)), [], 299, id="a script lost a connection soon"),
     ],
 )
-def test_any_other_end_of_a_gang_that_starts_counts(pods: tuple[PodView, ...], rules: list[dict[str, Any]]) -> None:
-    status = in_phase(Phase.STARTING, nodes=3)
+def test_any_other_end_of_a_gang_that_starts_counts(
+    pods: tuple[PodView, ...], rules: list[dict[str, Any]], begun: float
+) -> None:
+    status = in_phase(Phase.STARTING, nodes=3, attempt_start_time=later(-begun))
     after = plan(make_job(status, nodes=3, restart={"rules": rules}), seen(*pods), NOW, DEFAULTS).status
     assert (after.attempt, after.restarts) == (1, 1)
 
