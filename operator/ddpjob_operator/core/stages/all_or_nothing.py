@@ -12,7 +12,8 @@ those hold is what is missing, and they let go of it by themselves. Nor is a gan
 of 256 pods, one in a hundred would keep it from ever being complete.
 
 Where nobody gives it back, the ranks of the pods that run give up waiting for the others after some minutes. No program
-has failed then, either: the gang is tried again as above, and pods that run stay if the scope keeps them.
+has failed then, either: the gang is tried again as above, and pods that run stay if the scope keeps them. An elastic
+gang goes on with the nodes that there are.
 """
 
 from __future__ import annotations
@@ -92,10 +93,13 @@ def plan_incomplete(look: Look, cause: Failure) -> Plan | None:
         return None
     if isinstance(refused := admission(look), Refused):
         return plan_refused(look, refused)
-    job, size, kept = look.job, look.gang_size, kept_pods(look, look.gang_size)
-    problem = Problem(TIMEOUT, f"ranks gave up waiting for {size - len(_begun(look))} of {size} pods{_why(look)}")
+    job, total, placed = look.job, look.gang_size, _placed(look)
+    # one whose waitSeconds are longer than ranks wait would never shrink: they begin anew with each try
+    size = placed if _is_enough(look, placed) else total
+    kept = kept_pods(look, size)
+    problem = Problem(TIMEOUT, f"ranks gave up waiting for {total - len(_begun(look))} of {total} pods{_why(look)}")
     delay = _seconds_until_next_try(look, problem)
-    message = f"{problem.message}; retrying in {delay:.0f} s"
+    message = f"{problem.message}; retrying{f' with {size}' if size < total else ''} in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay, kept)
     status = released(forgiven(job.spec.restart, look.status, look.now))
     look = transitions.release_gang(look.with_status(status), following)
@@ -124,6 +128,11 @@ def _waited_in_vain(look: Look, cause: Failure) -> bool:
 def _begun(look: Look) -> frozenset[int | None]:
     """Node ranks of the pods that run, or did."""
     return frozenset(pod.node_rank for pod in members(look) if pod.phase is not PodPhase.PENDING) | done_and_gone(look)
+
+
+def _placed(look: Look) -> int:
+    """How many pods of the gang have a node, or had one."""
+    return sum(pod.placed and not pod.deleting for pod in members(look)) + len(done_and_gone(look))
 
 
 def _why(look: Look) -> str:

@@ -250,6 +250,27 @@ def test_any_other_end_of_a_gang_that_starts_counts(
     assert (after.attempt, after.restarts) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("late", "least", "size"),
+    [
+        pytest.param(waiting(2), 2, 2, id="two nodes are enough"),
+        pytest.param(waiting(2), 3, 3, id="two nodes are too few"),
+        pytest.param(placed(2), 2, 3, id="all have nodes, and one pulls its image"),
+    ],
+)
+def test_an_elastic_gang_that_waits_for_longer_than_its_ranks_goes_on_with_what_it_has(
+    late: PodView, least: int, size: int
+) -> None:
+    """It would never shrink: `waitSeconds` begin anew with each try."""
+    spec: dict[str, Any] = {"nodes": 3, "elastic": {"minNodes": least, "waitSeconds": 3600}}
+    status = in_phase(Phase.STARTING, nodes=3, spec=spec, **STARTED)
+    after = plan(make_job(status, **spec), seen(gave_up(0), gave_up(1), late), NOW, DEFAULTS).status
+    assert (after.attempt, after.restarts, after.disruptions, after.nodes.total) == (1, 10, 0, size)
+    degraded = cond.find(after.conditions, cond.DEGRADED)
+    assert degraded is not None
+    assert ("; retrying with 2 in " in degraded.message) is (size < 3)
+
+
 def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:
     spec: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
     made_from = digests(make_job(**spec), DEFAULTS)
