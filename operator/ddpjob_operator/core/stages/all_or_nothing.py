@@ -12,8 +12,8 @@ those hold is what is missing, and they let go of it by themselves. Nor is a gan
 of 256 pods, one in a hundred would keep it from ever being complete.
 
 Where nobody gives it back, the ranks of the pods that run give up waiting for the others after some minutes. No program
-has failed then, either: the gang is tried again as above, and pods that run stay if the scope keeps them. An elastic
-gang goes on with the nodes that there are.
+has failed then, either: the gang is tried again as above, and pods that run stay if the scope keeps them, for two
+tries at most while a pod finds no node. An elastic gang goes on with the nodes that there are.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ TIMEOUT = "GangTimeout"
 LEAST_VAIN_SECONDS = 300.0
 """For how long pods must have been waited for until a lost peer may be one that never came: ranks wait for ten minutes.
 A script that loses a connection sooner fails by itself, however slow another pod is to start, and that counts.
+"""
+
+TRIES_IN_PLACE = 2
+"""How often in a row, disruptions included, a gang keeps its pods while one of them finds no node. Then it gives back
+all nodes: two gangs that kept theirs would wait for each other for ever.
 """
 
 LONGEST_QUOTA_SECONDS = 60
@@ -96,7 +101,8 @@ def plan_incomplete(look: Look, cause: Failure) -> Plan | None:
     job, total, placed = look.job, look.gang_size, _placed(look)
     # one whose waitSeconds are longer than ranks wait would never shrink: they begin anew with each try
     size = placed if _is_enough(look, placed) else total
-    kept = kept_pods(look, size)
+    hopeful = placed >= size or look.status.disruptions_since_progress < TRIES_IN_PLACE
+    kept: dict[str, int] = kept_pods(look, size) if hopeful else {}
     problem = Problem(TIMEOUT, f"ranks gave up waiting for {total - len(_begun(look))} of {total} pods{_why(look)}")
     delay = _seconds_until_next_try(look, problem)
     message = f"{problem.message}; retrying{f' with {size}' if size < total else ''} in {delay:.0f} s"

@@ -271,18 +271,42 @@ def test_an_elastic_gang_that_waits_for_longer_than_its_ranks_goes_on_with_what_
     assert ("; retrying with 2 in " in degraded.message) is (size < 3)
 
 
-def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:
-    spec: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
-    made_from = digests(make_job(**spec), DEFAULTS)
-    status = in_phase(Phase.RESTARTING, nodes=3, attempt=1, spec_digests=made_from, **STARTED)
-    pods = (make_pod(0, attempt=1), make_pod(1, attempt=1))
+IN_PLACE: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
+
+
+def stranded(*pods: PodView, tries: int = 0) -> Plan:
+    """What is decided about attempt 1 of a gang of which node rank 0 says that its ranks gave up, after `tries`."""
+    made_from = digests(make_job(**IN_PLACE), DEFAULTS)
+    status = in_phase(
+        Phase.RESTARTING, nodes=3, attempt=1, spec_digests=made_from, disruptions_since_progress=tries, **STARTED
+    )
     report = heard(attempt=1, phase="waiting", phaseSeconds=60.0)
-    observed = seen(*pods, waiting(2, attempt=1), attempt=1, report=report)
-    decided = plan(make_job(status, **spec), observed, NOW, DEFAULTS)
+    return plan(make_job(status, **IN_PLACE), seen(*pods, attempt=1, report=report), NOW, DEFAULTS)
+
+
+@pytest.mark.parametrize(
+    ("late", "tries", "kept"),
+    [
+        pytest.param(waiting(2, attempt=1), 1, [0, 1], id="there may be a node soon"),
+        pytest.param(waiting(2, attempt=1), 2, [], id="there was none in two tries"),
+        pytest.param(placed(2, attempt=1), 2, [0, 1, 2], id="all have nodes, and one pulls its image"),
+    ],
+)
+def test_a_gang_keeps_its_nodes_from_others_for_two_tries_at_most(late: PodView, tries: int, kept: list[int]) -> None:
+    """Two gangs that each hold half of what there is would wait for each other for ever."""
+    decided = stranded(make_pod(0, attempt=1), make_pod(1, attempt=1), late, tries=tries)
+    assert (decided.status.attempt, decided.status.restarts) == (2, 10)
+    assert sorted(decided.status.internal.kept_pods.values()) == kept
+    assert deleted(decided) == [f"digits-1-{rank}" for rank in range(3) if rank not in kept]
+
+
+def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:
+    pods = (make_pod(0, attempt=1), make_pod(1, attempt=1))
+    decided = stranded(*pods, waiting(2, attempt=1))
     after = decided.status
     assert (after.attempt, after.restarts, after.internal.kept_pods) == (2, 10, {"digits-1-0": 0, "digits-1-1": 1})
     assert deleted(decided) == ["digits-1-2"]
-    again = plan(make_job(after, **spec), seen(*pods, attempt=1), later(400), DEFAULTS)
+    again = plan(make_job(after, **IN_PLACE), seen(*pods, attempt=1), later(400), DEFAULTS)
     assigned = [(action.name, action.node_rank) for action in again.actions if isinstance(action, AssignPod)]
     assert assigned == [("digits-1-0", 0), ("digits-1-1", 1)]
     assert created(again) == ["digits-2-2"]
