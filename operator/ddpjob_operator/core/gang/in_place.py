@@ -18,7 +18,7 @@ from typing import Final
 from ddpjob_operator.core.failure.node_exclusion import barred
 from ddpjob_operator.core.failure.node_lost import is_lost, patience
 from ddpjob_operator.core.gang.group import takes_others
-from ddpjob_operator.core.gang.members import STAYS_SPARE, can_be_kept, members, starting_since
+from ddpjob_operator.core.gang.members import STAYS_SPARE, asking_since, can_be_kept, members, starting_since
 from ddpjob_operator.core.gang.spares import ready_spares
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.values.actions import SyncPod, soonest
@@ -88,7 +88,8 @@ def _may_lack_pods(look: Look) -> bool:
 
 
 def _sync_waits(look: Look) -> list[float]:
-    since, last = starting_since(look), look.status.last_failure
+    # an attempt that follows an incomplete one has the begin of that, and places are given after its wait
+    since, last = asking_since(look) or starting_since(look), look.status.last_failure
     if since is not None and last is not None and look.status.live_recoveries:
         since = max(since, last.time)  # a spare may have been given a place then
     return [] if since is None else [look.seconds_until(since + timedelta(seconds=after)) for after in SYNC_SECONDS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from math import log2
 from typing import Any
 
@@ -16,7 +17,7 @@ from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.all_or_nothing import plan_release
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import AssignPod, DeletePod, Plan
+from ddpjob_operator.core.values.actions import AssignPod, DeletePod, Plan, SyncPod
 from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
 from ddpjob_operator.core.values.observed import Observed, PodView
 
@@ -310,3 +311,9 @@ def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:
     assigned = [(action.name, action.node_rank) for action in again.actions if isinstance(action, AssignPod)]
     assert assigned == [("digits-1-0", 0), ("digits-1-1", 1)]
     assert created(again) == ["digits-2-2"]
+    assert after.retry_at is not None
+    joined = tuple(replace(pod, attempt=2) for pod in pods)
+    observed = seen(*joined, waiting(2, attempt=2), attempt=2)
+    shown = plan(make_job(after, **IN_PLACE), observed, after.retry_at + timedelta(seconds=4), DEFAULTS)
+    synced = [(action.name, action.sync) for action in shown.actions if isinstance(action, SyncPod)]
+    assert synced == [("digits-1-0", "2-1"), ("digits-1-1", "2-1")], "kubelets may not have shown them their places"
