@@ -44,7 +44,7 @@ from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.stages.finished import plan_refused
 from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
-from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem
+from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem, in_words
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodPhase
 
@@ -105,7 +105,8 @@ def plan_incomplete(look: Look, cause: Failure) -> Plan | None:
     kept: dict[str, int] = kept_pods(look, size) if hopeful else {}
     problem = Problem(TIMEOUT, f"ranks gave up waiting for {total - len(_begun(look))} of {total} pods{_why(look)}")
     delay = _seconds_until_next_try(look, problem)
-    message = f"{problem.message}; retrying{f' with {size}' if size < total else ''} in {delay:.0f} s"
+    fewer = f" with {in_words(size, 'node')}" if size < total else ""
+    message = f"{problem.message}; retrying{fewer} in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay, kept)
     status = released(forgiven(job.spec.restart, look.status, look.now))
     look = transitions.release_gang(look.with_status(status), following)

@@ -269,7 +269,7 @@ def test_an_elastic_gang_that_waits_for_longer_than_its_ranks_goes_on_with_what_
     assert (after.attempt, after.restarts, after.disruptions, after.nodes.total) == (1, 10, 0, size)
     degraded = cond.find(after.conditions, cond.DEGRADED)
     assert degraded is not None
-    assert ("; retrying with 2 in " in degraded.message) is (size < 3)
+    assert ("; retrying with 2 nodes in " in degraded.message) is (size < 3)
 
 
 IN_PLACE: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
