@@ -54,10 +54,11 @@ def test_the_next_attempt_does_not_see_a_folder_that_was_not_finished(
     assert not list((tmp_path / "unfinished").iterdir())
 
 
-def test_a_folder_that_another_rank_has_written_into_is_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rng_state_1.pth", "checkpoint-is-incomplete.txt"])
+def test_a_folder_that_another_rank_has_written_into_is_new(name: str, tmp_path: Path) -> None:
     folder = Path("checkpoint-10")
     folder.mkdir()
-    (folder / "rng_state_1.pth").touch()
+    (folder / name).touch()
     begun(of_attempt(tmp_path, 0), folder)
     of_attempt(tmp_path, 1).remove()
     assert not folder.exists()
@@ -274,6 +275,18 @@ def killed_at(monkeypatch: pytest.MonkeyPatch) -> Any:
     return killed_at
 
 
+def tiny_trainer(steps: int) -> Any:
+    """Saves each second step."""
+    import transformers  # takes seconds
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    return transformers.Trainer(
+        model=transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8, **sizes)),
+        args=transformers.TrainingArguments("output", use_cpu=True, report_to=[], save_steps=2, max_steps=steps),
+        train_dataset=[{"input_ids": torch.arange(4), "labels": index % 2} for index in range(16)],
+    )
+
+
 def test_a_trainer_resumes_from_the_checkpoint_before_the_one_that_was_not_finished(
     tmp_path: Path, killed_at: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,28 +294,39 @@ def test_a_trainer_resumes_from_the_checkpoint_before_the_one_that_was_not_finis
     from transformers.trainer_utils import get_last_checkpoint
 
     monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", transformers.Trainer._save_checkpoint)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    data = [{"input_ids": torch.arange(4), "labels": index % 2} for index in range(16)]
-
-    def trainer(steps: int) -> Any:
-        return transformers.Trainer(
-            model=transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8, **sizes)),
-            args=transformers.TrainingArguments("output", use_cpu=True, report_to=[], save_steps=2, max_steps=steps),
-            train_dataset=data,
-        )
-
     of_attempt(tmp_path, 0).watch()
-    trainer(steps=2).train()
+    tiny_trainer(steps=2).train()
     killed_at("scheduler.pt")
     with pytest.raises(Killed):
-        trainer(steps=4).train(resume_from_checkpoint=True)
+        tiny_trainer(steps=4).train(resume_from_checkpoint=True)
     assert get_last_checkpoint("output") == "output/checkpoint-4"
     of_attempt(tmp_path, 1).remove()
     assert get_last_checkpoint("output") == "output/checkpoint-2"
     killed_at("none")
-    resumed = trainer(steps=4)
+    resumed = tiny_trainer(steps=4)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 4
+
+
+def test_a_checkpoint_that_a_trainer_saves_at_sigterm_and_does_not_finish_is_removed(
+    tmp_path: Path, killed_at: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With enable_jit_checkpoint: the pod's time may be up before the save is done."""
+    import transformers  # takes seconds
+    from transformers.trainer_jit_checkpoint import CheckpointManager
+    from transformers.trainer_utils import get_last_checkpoint
+
+    monkeypatch.setattr(transformers.Trainer, "_save_checkpoint", transformers.Trainer._save_checkpoint)
+    of_attempt(tmp_path, 0).watch()
+    trainer = tiny_trainer(steps=2)
+    trainer.train()
+    trainer.state.global_step = 3
+    killed_at("scheduler.pt")
+    with pytest.raises(Killed):
+        CheckpointManager(trainer).execute_jit_checkpoint()
+    assert get_last_checkpoint("output") == "output/checkpoint-3"
+    of_attempt(tmp_path, 1).remove()
+    assert get_last_checkpoint("output") == "output/checkpoint-2"
 
 
 def test_the_state_of_an_accelerator_that_was_not_finished_is_removed(

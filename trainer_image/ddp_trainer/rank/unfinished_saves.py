@@ -34,8 +34,11 @@ ACCELERATOR: Final = "accelerate.accelerator"
 DCP: Final = "torch.distributed.checkpoint"
 SPEECHBRAIN: Final = "speechbrain.utils.checkpoints"
 _RANK: Final = "-rank-"
-_OF_A_RANK: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+")
-"""A file that each rank writes, and another one may have written by now."""
+_OF_THE_SAVE: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+|checkpoint-is-incomplete\.txt")
+"""A file that each rank writes, and another one may have written by now; and one by which transformers marks a
+checkpoint that it saves at SIGTERM (enable_jit_checkpoint), before the save, and that it ignores when it looks for the
+newest.
+"""
 
 
 class UnfinishedSaves:
@@ -202,7 +205,7 @@ def _is_new(folder: Path) -> bool:
     try:
         if Path.cwd().is_relative_to(folder.resolve()):
             return False
-        return all(_OF_A_RANK.fullmatch(path.name) for path in folder.iterdir())
+        return all(_OF_THE_SAVE.fullmatch(path.name) for path in folder.iterdir())
     except FileNotFoundError:
         return True
     except OSError:
