@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ddp_trainer.rank import unfinished_saves
-from ddp_trainer.rank.unfinished_saves import ACCELERATOR, SPEECHBRAIN, TRAINER, UnfinishedSaves
+from ddp_trainer.rank.unfinished_saves import ACCELERATOR, DEEPSPEED, SPEECHBRAIN, TRAINER, UnfinishedSaves
 
 
 @pytest.fixture(autouse=True)
@@ -161,6 +161,88 @@ def test_a_checkpoint_of_speechbrain_that_was_saved_again_after_a_failure_is_lef
     Checkpointer(is_killed=False).save_checkpoint(Path("save/CKPT+latest"))
     of_attempt(tmp_path, 1).remove()
     assert Path("save/CKPT+latest/model.ckpt").exists()
+
+
+class Engine:
+    """As DeepSpeed's: rank 0 names a checkpoint before other ranks have written their parts of it."""
+
+    def __init__(self, step: int, *, rank: int = 0, is_killed: bool = False) -> None:
+        self.global_steps, self.global_rank, self.is_killed = step, rank, is_killed
+
+    def save_checkpoint(self, save_dir: str, tag: str | None = None, client_state: Any = None) -> None:
+        name = tag or f"global_step{self.global_steps}"
+        Path(save_dir, name).mkdir(parents=True, exist_ok=True)
+        Path(save_dir, name, f"zero_pp_rank_{self.global_rank}_mp_rank_00_optim_states.pt").touch()
+        if self.global_rank == 0:
+            Path(save_dir, "latest").write_text(name)
+        if self.is_killed:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "save_checkpoint", Engine.save_checkpoint)
+    module: Any = ModuleType(DEEPSPEED)
+    module.DeepSpeedEngine = Engine
+    monkeypatch.setitem(sys.modules, DEEPSPEED, module)
+
+
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize("tags", [(None, None), ("epoch1/step10", "epoch1/step20")])
+def test_deepspeed_resumes_from_the_checkpoint_before_the_one_that_was_not_finished(
+    tags: tuple[str | None, str | None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    of_attempt(tmp_path, 0)._watch_deepspeed()
+    Engine(10).save_checkpoint("save", tag=tags[0], client_state={})
+    named = Path("save/latest").read_text()
+    assert not list((tmp_path / "unfinished").iterdir())
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(20, is_killed=True).save_checkpoint("save", tags[1])
+    unfinished = Path("save", Path("save/latest").read_text())
+    assert unfinished != Path("save", named)
+    for rank in range(2):
+        of_attempt(tmp_path, 1, rank).remove()
+    assert Path("save/latest").read_text() == named
+    assert Path("save", named).is_dir()
+    assert not unfinished.exists()
+    assert sorted(path.name for path in Path("save").iterdir()) == sorted([named.partition("/")[0], "latest"])
+    assert f"removed {unfinished.absolute()}, which" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize("is_first", [True, False])
+def test_deepspeed_begins_anew_where_there_is_no_checkpoint_before(is_first: bool, tmp_path: Path) -> None:
+    """The script may have removed it, to have only one at a time."""
+    of_attempt(tmp_path, 0)._watch_deepspeed()
+    if not is_first:
+        Engine(10).save_checkpoint("save")
+        shutil.rmtree("save/global_step10")
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(20, is_killed=True).save_checkpoint("save")
+    of_attempt(tmp_path, 1).remove()
+    assert not list(Path("save").iterdir())
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_the_newest_checkpoint_of_deepspeed_that_is_another_by_now_stays_so(tmp_path: Path) -> None:
+    """Such as one that was chosen by hand."""
+    of_attempt(tmp_path, 0)._watch_deepspeed()
+    for step in (10, 20):
+        Engine(step).save_checkpoint("save")
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(30, is_killed=True).save_checkpoint("save")
+    Path("save/latest").write_text("global_step10\n")
+    of_attempt(tmp_path, 1).remove()
+    assert not Path("save/global_step30").exists()
+    assert Path("save/latest").read_text() == "global_step10\n"
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_a_rank_that_does_not_name_the_checkpoint_of_deepspeed_notes_nothing(tmp_path: Path) -> None:
+    of_attempt(tmp_path, 0, rank=1)._watch_deepspeed()
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(10, rank=1, is_killed=True).save_checkpoint("save")
+    assert not (tmp_path / "unfinished").exists()
 
 
 def test_a_whole_checkpoint_below_a_folder_whose_save_failed_is_left(tmp_path: Path) -> None:
@@ -387,7 +469,7 @@ def test_the_state_of_an_accelerator_that_is_whole_by_now_is_left(
         assert Path("step_1").exists() == is_whole
 
 
-@pytest.mark.parametrize("name", [TRAINER, ACCELERATOR])
+@pytest.mark.parametrize("name", [TRAINER, ACCELERATOR, DEEPSPEED])
 def test_modules_of_a_script_may_have_the_names_of_the_libraries(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,13 @@
 """A checkpoint that a library saves file by file is not found half done by the next attempt.
 
-`Trainer` of transformers, `Accelerator.save_state`, SpeechBrain's `Checkpointer` and
+`Trainer` of transformers, `Accelerator.save_state`, SpeechBrain's `Checkpointer`, DeepSpeed's engine and
 `torch.distributed.checkpoint.save` write a checkpoint as a folder, and a script resumes from the newest folder. A rank
 that is killed in between leaves one that no attempt can load, and the job fails though older checkpoints are whole. So
 a rank notes the folder before such a save, and takes the note back after it. Before its script, each rank removes the
 folders that earlier attempts have not finished.
+
+DeepSpeed resumes from the folder that the file `latest` names, which rank 0 writes once its own part is written, while
+other ranks may still write theirs: `latest` names the folder before it again.
 
 Only a folder that was empty before the save is noted: in any other there may be files that are not of the save. One
 that has the file that its library writes last is whole: what the library does afterwards, as removing older
@@ -24,7 +27,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank.after_import import after_import
@@ -33,12 +36,25 @@ TRAINER: Final = "transformers.trainer"
 ACCELERATOR: Final = "accelerate.accelerator"
 DCP: Final = "torch.distributed.checkpoint"
 SPEECHBRAIN: Final = "speechbrain.utils.checkpoints"
+DEEPSPEED: Final = "deepspeed.runtime.engine"
+LATEST: Final = "latest"
+"""A file of DeepSpeed's, beside the folders of its checkpoints: the name of the one to resume from."""
 _RANK: Final = "-rank-"
 _OF_THE_SAVE: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+|checkpoint-is-incomplete\.txt")
 """A file that each rank writes, and another one may have written by now; and one by which transformers marks a
 checkpoint that it saves at SIGTERM (enable_jit_checkpoint), before the save, and that it ignores when it looks for the
 newest.
 """
+
+
+class _Note(NamedTuple):
+    folder: Path
+    last: str | None
+    """The file that makes it whole, if one does."""
+    pointer: Path | None
+    """A file that may name the folder before it is whole, if there is such a file."""
+    before: str | None
+    """What that file has named before the save."""
 
 
 class UnfinishedSaves:
@@ -56,26 +72,28 @@ class UnfinishedSaves:
         for note in sorted(self._all_notes()):
             if note.name.startswith(self._prefix):
                 continue
-            folder = _unfinished(note)
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+            noted = _unfinished(note)
+            if noted is not None:
+                _point_back(noted)
+                shutil.rmtree(noted.folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 note.unlink()  # which the first of the ranks can
-                if folder is not None:
-                    done = "cannot remove" if folder.exists() else "removed"
-                    say(f"ddp_trainer: {done} {folder}, which an earlier attempt had not finished when it ended")
+                if noted is not None:
+                    done = "cannot remove" if noted.folder.exists() else "removed"
+                    say(f"ddp_trainer: {done} {noted.folder}, which an earlier attempt had not finished when it ended")
 
     @contextlib.contextmanager
-    def saving(self, folder: Path, last: str | None = None) -> Iterator[None]:
+    def saving(self, folder: Path, last: str | None = None, pointer: Path | None = None) -> Iterator[None]:
         """Around a save into `folder`, which stays noted if that fails: the rank may end by it. The save may consist of
-        others, into folders in it. `last` is the file that makes it whole, if one does.
+        others, into folders in it. `last` is the file that makes it whole, if one does; `pointer` is one elsewhere that
+        may name it before it is.
         """
         folder = folder.absolute()
         if any(folder.is_relative_to(other) for other in self._under_way):
             yield
             return
         if _is_new(folder):
-            self._note(folder, last)
+            self._note(folder, last, pointer)
         self._under_way.append(folder)
         try:
             yield
@@ -83,16 +101,19 @@ class UnfinishedSaves:
             self._under_way.remove(folder)
         self._take_back(folder)
 
-    def _note(self, folder: Path, last: str | None) -> None:
+    def _note(self, folder: Path, last: str | None, pointer: Path | None = None) -> None:
+        noted: dict[str, str | None] = {"folder": str(folder), "last": last}
         with contextlib.suppress(OSError):  # the save itself may be to another volume
+            if pointer is not None:
+                noted |= {"pointer": str(pointer.absolute()), "before": _named_in(pointer)}
             self._notes.mkdir(parents=True, exist_ok=True)
-            self._own.write_text(json.dumps({"folder": str(folder), "last": last}))
+            self._own.write_text(json.dumps(noted))
 
     def _take_back(self, saved: Path) -> None:
         """What was noted of a folder with what is whole now: by this rank, or by one that did not come so far."""
         for note in self._all_notes():
             noted = _read(note)
-            if noted is not None and saved.is_relative_to(noted[0]):
+            if noted is not None and saved.is_relative_to(noted.folder):
                 with contextlib.suppress(OSError):
                     note.unlink()
 
@@ -108,6 +129,7 @@ class UnfinishedSaves:
         after_import(ACCELERATOR, self._watch_accelerator)
         after_import(DCP, self._watch_dcp)
         after_import(SPEECHBRAIN, self._watch_speechbrain)
+        after_import(DEEPSPEED, self._watch_deepspeed)
 
     def _watch_trainer(self) -> None:
         # a module of the script may have the same name
@@ -150,7 +172,18 @@ class UnfinishedSaves:
 
         checkpointer._save_checkpoint_metafile, checkpointer.save_checkpoint = noting, whole
 
-    def _wrap(self, owner: Any, name: str, saved: Callable[..., Path | None], last: Callable[..., str]) -> None:
+    def _watch_deepspeed(self) -> None:
+        engine = getattr(sys.modules[DEEPSPEED], "DeepSpeedEngine", None)
+        self._wrap(engine, "save_checkpoint", _of_deepspeed, lambda *_: None, _latest_of_deepspeed)
+
+    def _wrap(
+        self,
+        owner: Any,
+        name: str,
+        saved: Callable[..., Path | None],
+        last: Callable[..., str | None],
+        pointer: Callable[..., Path] | None = None,
+    ) -> None:
         save = getattr(owner, name, None)
         if save is None:
             return
@@ -160,30 +193,54 @@ class UnfinishedSaves:
             around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             with contextlib.suppress(Exception):  # what the libraries have inside may change
                 if (place := saved(*args, **kwargs)) is not None:
-                    around = self.saving(place, last(*args))
+                    names = None if pointer is None else pointer(*args, **kwargs)
+                    around = self.saving(place, last(*args), names)
             with around:
                 return save(*args, **kwargs)
 
         setattr(owner, name, noted)
 
 
-def _read(note: Path) -> tuple[Path, str | None] | None:
-    """The folder that it names, and the file that makes that whole; None if it cannot be read."""
+def _read(note: Path) -> _Note | None:
+    """What it says; None if it cannot be read."""
     try:
         noted = json.loads(note.read_bytes())
-        return Path(noted["folder"]), noted["last"]
+        folder, last = Path(noted["folder"]), noted["last"]
+        pointer, before = noted.get("pointer"), noted.get("before")
+        return _Note(folder, last, Path(pointer) if pointer else None, str(before) if before else None)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _unfinished(note: Path) -> Path | None:
-    """The folder that it names, if it is there and not whole."""
+def _unfinished(note: Path) -> _Note | None:
+    """What it says, if the folder that it names is there and not whole."""
     if (noted := _read(note)) is None:
         return None
-    folder, last = noted
     try:
-        return folder if folder.is_dir() and not (last and _is_written(folder / last)) else None
+        is_whole = noted.last and _is_written(noted.folder / noted.last)
+        return noted if noted.folder.is_dir() and not is_whole else None
     except (OSError, ValueError, TypeError):
+        return None
+
+
+def _point_back(noted: _Note) -> None:
+    """Where a file names the folder, which goes, have it name the one before; no file is left if that is gone too."""
+    pointer, before = noted.pointer, noted.before
+    if pointer is None or pointer.parent / (_named_in(pointer) or "") != noted.folder:
+        return
+    with contextlib.suppress(OSError):
+        if before and pointer.parent / before != noted.folder and (pointer.parent / before).is_dir():
+            new = pointer.with_name(f".{pointer.name}-{os.urandom(4).hex()}")
+            new.write_text(before)
+            new.replace(pointer)
+        else:
+            pointer.unlink()
+
+
+def _named_in(pointer: Path) -> str | None:
+    try:
+        return pointer.read_text().strip()
+    except (OSError, ValueError):
         return None
 
 
@@ -244,3 +301,14 @@ def _of_dcp(
         return None
     place = checkpoint_id if checkpoint_id is not None else getattr(storage_writer, "path", None)
     return Path(place) if isinstance(place, str | Path) else None
+
+
+def _of_deepspeed(engine: Any, save_dir: Any, tag: Any = None, *_: Any, **__: Any) -> Path | None:
+    """Where the ranks are about to save the checkpoint of an engine, if this is the one that names it in LATEST."""
+    if engine.global_rank:
+        return None
+    return Path(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
+
+
+def _latest_of_deepspeed(engine: Any, save_dir: Any, *_: Any, **__: Any) -> Path:
+    return Path(save_dir, LATEST)
