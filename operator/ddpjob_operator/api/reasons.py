@@ -281,7 +281,7 @@ FAILURES = (
     Reason("TooManyOpenFiles", "", "The limit of open files is reached."),
     Reason("GPUFault", "", "A hardware fault of a GPU: ECC, NVLink or Xid."),
     Reason("GPUMissing", "", "No GPU is visible in the pod, or none can be used."),
-    Reason("TooFewGPUs", "", "There are more ranks than GPUs."),
+    Reason("TooFewGPUs", "", "Ranks share a GPU, or ask for one that the node lacks."),
     Reason("NotDeterministic", "", "An operation has no deterministic kernel, and the program allows no other."),
     Reason("DriverMismatch", "", "The NVIDIA driver does not match the CUDA version."),
     Reason("CUDANotInImage", "", "PyTorch was built without CUDA, or not for the GPU of the node."),

@@ -116,8 +116,9 @@ _GPU = (
     Symptom(
         r"invalid device ordinal|duplicate gpu detected|multiple ranks are using the same gpu",
         "TooFewGPUs",
-        "There are more ranks in the pod than GPUs: set procsPerNode to the limit of nvidia.com/gpu. Where "
-        "time-slicing shares them, several of that limit may be one GPU: use one rank a pod, or whole GPUs.",
+        "Ranks share a GPU, or ask for one that the node lacks: take cuda:LOCAL_RANK in the script, not cuda:RANK or "
+        "always cuda:0, and set procsPerNode to the limit of nvidia.com/gpu. Where time-slicing shares them, several "
+        "of that limit may be one GPU: use one rank a pod, or whole GPUs.",
         of=GENERAL | LOST,
     ),
     Symptom(
