@@ -24,7 +24,7 @@ and renamed once it is whole:
         accelerator.save_state(folder)
 
 Every rank makes the same calls (`run.Run` has them all, and their order). `step_end` costs one small all-reduce and one
-small gather that nothing waits for.
+small gather that nothing waits for. After the second step, the ranks compare a few values of the optimizers' states.
 """
 
 from __future__ import annotations

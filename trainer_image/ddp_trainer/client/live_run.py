@@ -70,6 +70,7 @@ class LiveRun(Run):
     """
 
     _END_OF_STEP: ClassVar = "the end of update()"
+    _COMPARES: ClassVar = False
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_trainer.client.alike import AFTER_STEPS, sampled, unlike
 from ddp_trainer.client.finite import FiniteLosses, are_finite
 from ddp_trainer.client.order import CallOrder
 from ddp_trainer.client.own_files import OwnFiles
@@ -64,6 +65,8 @@ class Run:
     """
 
     _END_OF_STEP: ClassVar = "run.step_end()"
+    _COMPARES: ClassVar = True
+    """Whether ranks compare their optimizers, where a program may have any."""
 
     def __init__(
         self,
@@ -157,6 +160,14 @@ class Run:
                 check_view=check_view,
                 shard_ranks=shard_ranks,
             )
+        compares = self._COMPARES and strategy == "own" and world.size > 1 and not states.sharded
+        self._compared = {
+            name: value
+            for name, value in states.live.items()
+            if compares and isinstance(value, Optimizer) and name not in states.per_rank
+        }
+        """Those whose states are to be compared on all ranks, until that is done."""
+        self._steps_until_compared = self._next_comparison = AFTER_STEPS
         self._order = CallOrder(states.live, self._begin_update, end=self._END_OF_STEP)
         self._files = OwnFiles(
             job,
@@ -362,6 +373,8 @@ class Run:
             has_drawn=self._snapshots is None or self._snapshots.has_drawn(),
             has_updated=has_updated,
         )
+        if self._compared:
+            self._compare()
         if self.step == self._steps.total_steps and self._snapshots is not None:
             return
         if stop:
@@ -371,6 +384,28 @@ class Run:
             self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end, none_has_drawn=draws_nothing)
         else:
             self._files.step_ended(self._steps.progress, epoch_end=epoch_end)
+
+    def _compare(self) -> None:
+        """After AFTER_STEPS steps, and again after twice as many while no optimizer has a state."""
+        self._steps_until_compared -= 1
+        if self._steps_until_compared:
+            return
+        assert self._snapshots is not None
+        of_ranks = self._snapshots.of_all_ranks(sampled(self._compared))
+        if not any(of_ranks):
+            self._steps_until_compared = self._next_comparison
+            self._next_comparison *= 2
+            return
+        self._compared = {}
+        if (state := unlike(of_ranks)) is None:
+            return
+        self._log.event("states_differ", step=self.step, state=state)
+        self._log.print_line(
+            f"the ranks have different values in {state} (name, number of the parameter, what is kept of it): a "
+            "snapshot holds those of rank 0, so a resumed run will differ. If each rank has a part of its own, as with "
+            "an optimizer that divides its state among the ranks, save it with its own writer: attach() without a "
+            "model, and run.checkpoint() (docs: Bring your script)"
+        )
 
     def _left_out_update(self) -> None:
         if self._snapshots is not None:

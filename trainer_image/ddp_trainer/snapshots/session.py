@@ -221,6 +221,10 @@ class Snapshots:
         self._schedule.start(resumed.step if resumed else 0)
         return resumed
 
+    def of_all_ranks(self, value: Any) -> list[Any]:
+        """Each rank's `value`, which JSON can hold, by rank: a collective."""
+        return self._ranks.values(value)
+
     def join(self, world: World) -> None:
         """The ranks are those of another process group; before `resume` or `go_on`."""
         self.identity = replace(self.identity, rank=world.rank, world_size=world.size)
