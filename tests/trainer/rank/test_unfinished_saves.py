@@ -238,6 +238,18 @@ def test_the_newest_checkpoint_of_deepspeed_that_is_another_by_now_stays_so(tmp_
 
 
 @pytest.mark.usefixtures("deepspeed")
+def test_of_lightning_with_deepspeed_the_whole_checkpoint_is_removed(tmp_path: Path) -> None:
+    """It saves each in a folder of its own, and what looks for the newest takes that folder for one."""
+    of_attempt(tmp_path, 0)._watch_deepspeed()
+    Engine(10).save_checkpoint("version_0/step=10.ckpt", client_state={}, tag="checkpoint")
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(20, is_killed=True).save_checkpoint("version_0/step=20.ckpt", client_state={}, tag="checkpoint")
+    of_attempt(tmp_path, 1).remove()
+    assert [path.name for path in Path("version_0").iterdir()] == ["step=10.ckpt"]
+    assert sorted(path.name for path in Path("version_0/step=10.ckpt").iterdir()) == ["checkpoint", "latest"]
+
+
+@pytest.mark.usefixtures("deepspeed")
 def test_a_rank_that_does_not_name_the_checkpoint_of_deepspeed_notes_nothing(tmp_path: Path) -> None:
     of_attempt(tmp_path, 0, rank=1)._watch_deepspeed()
     with contextlib.suppress(KeyboardInterrupt):

@@ -39,6 +39,8 @@ SPEECHBRAIN: Final = "speechbrain.utils.checkpoints"
 DEEPSPEED: Final = "deepspeed.runtime.engine"
 LATEST: Final = "latest"
 """A file of DeepSpeed's, beside the folders of its checkpoints: the name of the one to resume from."""
+LIGHTNING: Final = ".ckpt"
+"""How a folder is called that Lightning has DeepSpeed save one checkpoint in, with a LATEST of its own."""
 _RANK: Final = "-rank-"
 _OF_THE_SAVE: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+|checkpoint-is-incomplete\.txt")
 """A file that each rank writes, and another one may have written by now; and one by which transformers marks a
@@ -307,6 +309,8 @@ def _of_deepspeed(engine: Any, save_dir: Any, tag: Any = None, *_: Any, **__: An
     """Where the ranks are about to save the checkpoint of an engine, if this is the one that names it in LATEST."""
     if engine.global_rank:
         return None
+    if Path(save_dir).suffix == LIGHTNING and tag == "checkpoint":
+        return Path(save_dir)
     return Path(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
 
 
