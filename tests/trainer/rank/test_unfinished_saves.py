@@ -82,13 +82,43 @@ def test_a_folder_with_the_file_that_is_written_last_is_left(
 
 
 @pytest.mark.parametrize("folder", ["last", ".", ".."])
-def test_a_folder_with_other_files_is_left(folder: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_and_named(
+    folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     Path("last").mkdir()
     Path("last/config.json").touch()
     begun(of_attempt(tmp_path, 0), Path(folder))
-    of_attempt(tmp_path, 1).remove()
+    for rank in range(2):
+        of_attempt(tmp_path, 1, rank).remove()
     assert Path("last/config.json").exists()
     assert Path(folder, "model.safetensors").exists()
+    said = f"saved over what was in {Path(folder).absolute()}: that may have parts of two checkpoints"
+    assert capfd.readouterr().err.count(said) == 1
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+def test_a_folder_that_was_saved_over_to_the_end_is_not_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saves, last, other = of_attempt(tmp_path, 0), Path("last"), Path("checkpoint-10")
+    with saves.saving(last):
+        last.mkdir()
+        (last / "model.safetensors").touch()
+    begun(saves, other)
+    with saves.saving(last):
+        (last / "model.safetensors").touch()
+    of_attempt(tmp_path, 1).remove()
+    assert last.exists()
+    assert not other.exists(), "its note is another one"
+    assert "saved over" not in capfd.readouterr().err
+
+
+def test_a_folder_of_the_attempt_that_was_saved_again_and_not_finished_is_removed(tmp_path: Path) -> None:
+    saves, folder = of_attempt(tmp_path, 0), Path("checkpoint-10")
+    for _ in range(2):
+        begun(saves, folder)
+    of_attempt(tmp_path, 1).remove()
+    assert not folder.exists()
 
 
 def test_the_working_directory_is_left(tmp_path: Path) -> None:

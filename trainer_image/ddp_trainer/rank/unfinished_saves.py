@@ -9,8 +9,10 @@ folders that earlier attempts have not finished.
 DeepSpeed resumes from the folder that the file `latest` names, which rank 0 writes once its own part is written, while
 other ranks may still write theirs: `latest` names the folder before it again.
 
-Only a folder that was empty before the save is noted: in any other there may be files that are not of the save. One
-that has the file that its library writes last is whole: what the library does afterwards, as removing older
+Only a folder that was empty before the save is removed: in any other there may be files that are not of the save. One
+that was saved over is named: it may have parts of two checkpoints, from which some libraries go on without an error.
+
+A folder that has the file that its library writes last is whole: what the library does afterwards, as removing older
 checkpoints, may be what the rank was killed in. A later save into the folder, or below it, that comes to its end takes
 back the note, whichever rank and attempt has left it.
 """
@@ -42,6 +44,11 @@ LATEST: Final = "latest"
 LIGHTNING: Final = ".ckpt"
 """How a folder is called that Lightning has DeepSpeed save one checkpoint in, with a LATEST of its own."""
 _RANK: Final = "-rank-"
+_REMOVED: Final = ".json"
+_OVER: Final = ".over"
+"""How the names of notes end: of a folder that is removed, and of one that was saved over, which is not. Earlier
+versions remove what any `.json` there names.
+"""
 _OF_THE_SAVE: Final = re.compile(r"(rng_state|random_states)_\d+\.\w+|checkpoint-is-incomplete\.txt")
 """A file that each rank writes, and another one may have written by now; and one by which transformers marks a
 checkpoint that it saves at SIGTERM (enable_jit_checkpoint), before the save, and that it ignores when it looks for the
@@ -57,6 +64,8 @@ class _Note(NamedTuple):
     """A file that may name the folder before it is whole, if there is such a file."""
     before: str | None
     """What that file has named before the save."""
+    is_over: bool
+    """The save was over what was in the folder."""
 
 
 class UnfinishedSaves:
@@ -64,7 +73,7 @@ class UnfinishedSaves:
 
     def __init__(self, notes: Path, attempt: str, rank: int) -> None:
         self._notes, self._prefix = notes, f"{attempt}{_RANK}"
-        self._own = notes / f"{self._prefix}{rank}.json"
+        self._own, self._own_over = (notes / f"{self._prefix}{rank}{suffix}" for suffix in (_REMOVED, _OVER))
         self._under_way: list[Path] = []
 
     def remove(self) -> None:
@@ -75,14 +84,13 @@ class UnfinishedSaves:
             if note.name.startswith(self._prefix):
                 continue
             noted = _unfinished(note)
-            if noted is not None:
+            if noted is not None and not noted.is_over:
                 _point_back(noted)
                 shutil.rmtree(noted.folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 note.unlink()  # which the first of the ranks can
                 if noted is not None:
-                    done = "cannot remove" if noted.folder.exists() else "removed"
-                    say(f"ddp_trainer: {done} {noted.folder}, which an earlier attempt had not finished when it ended")
+                    _say_of(noted)
 
     @contextlib.contextmanager
     def saving(self, folder: Path, last: str | None = None, pointer: Path | None = None) -> Iterator[None]:
@@ -96,6 +104,8 @@ class UnfinishedSaves:
             return
         if _is_new(folder):
             self._note(folder, last, pointer)
+        elif all(noted is None or noted.folder != folder for noted in map(_read, self._all_notes())):
+            self._note_over(folder)
         self._under_way.append(folder)
         try:
             yield
@@ -111,6 +121,11 @@ class UnfinishedSaves:
             self._notes.mkdir(parents=True, exist_ok=True)
             self._own.write_text(json.dumps(noted))
 
+    def _note_over(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            self._notes.mkdir(parents=True, exist_ok=True)
+            self._own_over.write_text(json.dumps({"folder": str(folder), "last": None}))
+
     def _take_back(self, saved: Path) -> None:
         """What was noted of a folder with what is whole now: by this rank, or by one that did not come so far."""
         for note in self._all_notes():
@@ -121,7 +136,7 @@ class UnfinishedSaves:
 
     def _all_notes(self) -> list[Path]:
         try:
-            return list(self._notes.glob(f"*{_RANK}*.json"))
+            return [note for suffix in (_REMOVED, _OVER) for note in self._notes.glob(f"*{_RANK}*{suffix}")]
         except OSError:  # the volume fails, and the save is to another one
             return []
 
@@ -209,7 +224,8 @@ def _read(note: Path) -> _Note | None:
         noted = json.loads(note.read_bytes())
         folder, last = Path(noted["folder"]), noted["last"]
         pointer, before = noted.get("pointer"), noted.get("before")
-        return _Note(folder, last, Path(pointer) if pointer else None, str(before) if before else None)
+        pointer = Path(pointer) if pointer else None
+        return _Note(folder, last, pointer, str(before) if before else None, is_over=note.suffix == _OVER)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -223,6 +239,17 @@ def _unfinished(note: Path) -> _Note | None:
         return noted if noted.folder.is_dir() and not is_whole else None
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _say_of(noted: _Note) -> None:
+    if noted.is_over:
+        say(
+            f"ddp_trainer: an earlier attempt ended while it saved over what was in {noted.folder}: that may have "
+            "parts of two checkpoints. Save each into a folder of its own"
+        )
+        return
+    done = "cannot remove" if noted.folder.exists() else "removed"
+    say(f"ddp_trainer: {done} {noted.folder}, which an earlier attempt had not finished when it ended")
 
 
 def _point_back(noted: _Note) -> None:
