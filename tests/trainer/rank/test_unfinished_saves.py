@@ -255,7 +255,7 @@ def test_deepspeed_begins_anew_where_there_is_no_checkpoint_before(is_first: boo
 
 @pytest.mark.usefixtures("deepspeed")
 def test_the_newest_checkpoint_of_deepspeed_that_is_another_by_now_stays_so(tmp_path: Path) -> None:
-    """Such as one that was chosen by hand."""
+    """Such as one that was chosen by hand, or that a job has saved which may have saved the other one too."""
     of_attempt(tmp_path, 0)._watch_deepspeed()
     for step in (10, 20):
         Engine(step).save_checkpoint("save")
@@ -263,8 +263,40 @@ def test_the_newest_checkpoint_of_deepspeed_that_is_another_by_now_stays_so(tmp_
         Engine(30, is_killed=True).save_checkpoint("save")
     Path("save/latest").write_text("global_step10\n")
     of_attempt(tmp_path, 1).remove()
-    assert not Path("save/global_step30").exists()
+    assert Path("save/global_step30").exists()
     assert Path("save/latest").read_text() == "global_step10\n"
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+@pytest.mark.usefixtures("deepspeed")
+@pytest.mark.parametrize("arguments", [("save", None), ("step=20.ckpt", "checkpoint")])
+def test_a_checkpoint_of_deepspeed_that_another_job_may_have_saved_again_is_left(
+    arguments: tuple[str, str | None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing in the folder tells that it is whole by now."""
+    of_attempt(tmp_path, 0)._watch_deepspeed()
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(20, is_killed=True).save_checkpoint(*arguments)
+    named = Path(arguments[0], "latest").read_text()
+    for rank in range(2):
+        UnfinishedSaves(tmp_path / "unfinished", "uid-of-another-0", rank).remove()
+    assert Path(arguments[0], named).is_dir()
+    assert Path(arguments[0], "latest").read_text() == named
+    assert capfd.readouterr().err.count("is left, which an earlier attempt had not finished") == 1
+    assert not list((tmp_path / "unfinished").iterdir())
+
+
+@pytest.mark.usefixtures("deepspeed")
+def test_the_name_of_the_newest_checkpoint_of_deepspeed_may_not_be_written_yet(tmp_path: Path) -> None:
+    """Rank 0 has opened the file, which makes it empty."""
+    of_attempt(tmp_path, 0)._watch_deepspeed()
+    Engine(10).save_checkpoint("save")
+    with contextlib.suppress(KeyboardInterrupt):
+        Engine(20, is_killed=True).save_checkpoint("save")
+    Path("save/latest").write_text("")
+    of_attempt(tmp_path, 1).remove()
+    assert not Path("save/global_step20").exists()
+    assert Path("save/latest").read_text() == "global_step10"
 
 
 @pytest.mark.usefixtures("deepspeed")

@@ -7,7 +7,8 @@ a rank notes the folder before such a save, and takes the note back after it. Be
 folders that earlier attempts have not finished.
 
 DeepSpeed resumes from the folder that the file `latest` names, which rank 0 writes once its own part is written, while
-other ranks may still write theirs: `latest` names the folder before it again.
+other ranks may still write theirs: `latest` names the folder before it again. Nothing in such a folder tells whether it
+is whole, so it is left where another job may have saved into it since.
 
 Only a folder that was empty before the save is removed: in any other there may be files that are not of the save. One
 that was saved over is named: it may have parts of two checkpoints, from which some libraries go on without an error.
@@ -69,10 +70,13 @@ class _Note(NamedTuple):
 
 
 class UnfinishedSaves:
-    """The notes of one rank, in a folder that all attempts see. `attempt` is a name that no other one has."""
+    """The notes of one rank, in a folder that all attempts see. `attempt` is a name that no other one has: the job's
+    UID, a hyphen and a number.
+    """
 
     def __init__(self, notes: Path, attempt: str, rank: int) -> None:
         self._notes, self._prefix = notes, f"{attempt}{_RANK}"
+        self._job = _job_of(self._prefix)
         self._own, self._own_over = (notes / f"{self._prefix}{rank}{suffix}" for suffix in (_REMOVED, _OVER))
         self._under_way: list[Path] = []
 
@@ -84,13 +88,25 @@ class UnfinishedSaves:
             if note.name.startswith(self._prefix):
                 continue
             noted = _unfinished(note)
-            if noted is not None and not noted.is_over:
+            may_be_whole = noted is not None and self._may_be_whole(note, noted)
+            if noted is not None and not noted.is_over and not may_be_whole:
                 _point_back(noted)
                 shutil.rmtree(noted.folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 note.unlink()  # which the first of the ranks can
                 if noted is not None:
-                    _say_of(noted)
+                    _say_of(noted, may_be_whole=may_be_whole)
+
+    def _may_be_whole(self, note: Path, noted: _Note) -> bool:
+        """Whether another job may have saved into a folder of DeepSpeed's since: the note is of another job, whose end
+        may be long ago, or the file `latest` names a third folder by now.
+        """
+        pointer = noted.pointer
+        if pointer is None:
+            return False
+        named = "" if pointer.is_relative_to(noted.folder) else _named_in(pointer)
+        is_moved = bool(named) and named != noted.before and pointer.parent / str(named) != noted.folder
+        return is_moved or _job_of(note.name) != self._job
 
     @contextlib.contextmanager
     def saving(self, folder: Path, last: str | None = None, pointer: Path | None = None) -> Iterator[None]:
@@ -241,11 +257,22 @@ def _unfinished(note: Path) -> _Note | None:
         return None
 
 
-def _say_of(noted: _Note) -> None:
+def _job_of(name: str) -> str:
+    """The UID in the name of a note."""
+    return name.rpartition(_RANK)[0].rpartition("-")[0]
+
+
+def _say_of(noted: _Note, *, may_be_whole: bool) -> None:
     if noted.is_over:
         say(
             f"ddp_trainer: an earlier attempt ended while it saved over what was in {noted.folder}: that may have "
             "parts of two checkpoints. Save each into a folder of its own"
+        )
+        return
+    if may_be_whole:
+        say(
+            f"ddp_trainer: {noted.folder} is left, which an earlier attempt had not finished when it ended: another "
+            "job may have done so since. If none has, remove it, and resume from an older one"
         )
         return
     done = "cannot remove" if noted.folder.exists() else "removed"
@@ -253,9 +280,12 @@ def _say_of(noted: _Note) -> None:
 
 
 def _point_back(noted: _Note) -> None:
-    """Where a file names the folder, which goes, have it name the one before; no file is left if that is gone too."""
+    """Where a file names the folder, which goes, have it name the one before; no file is left if that is gone too. An
+    empty file was just being written.
+    """
     pointer, before = noted.pointer, noted.before
-    if pointer is None or pointer.parent / (_named_in(pointer) or "") != noted.folder:
+    named = None if pointer is None else _named_in(pointer)
+    if pointer is None or named is None or (named and pointer.parent / named != noted.folder):
         return
     with contextlib.suppress(OSError):
         if before and pointer.parent / before != noted.folder and (pointer.parent / before).is_dir():
