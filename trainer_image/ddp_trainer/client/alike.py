@@ -28,6 +28,9 @@ Sample = Mapping[str, Sequence[float]]
 
 def sampled(optimizers: Mapping[str, Optimizer]) -> Sample:
     """Two values of each of some tensors in their states, by a name that is the same on all ranks."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # another stream may still write them, and memory that the host shares with the GPU waits for none
+        torch.cuda.synchronize()
     tensors = {
         f"{name}/{index}/{key}": value
         for name, optimizer in optimizers.items()

@@ -373,8 +373,6 @@ class Run:
             has_drawn=self._snapshots is None or self._snapshots.has_drawn(),
             has_updated=has_updated,
         )
-        if self._compared:
-            self._compare()
         if self.step == self._steps.total_steps and self._snapshots is not None:
             return
         if stop:
@@ -382,6 +380,8 @@ class Run:
         elif self._snapshots is not None:
             draws_nothing = None if self._steps.had_draws else self._steps.none_has_drawn
             self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end, none_has_drawn=draws_nothing)
+            if self._compared:
+                self._compare()  # after what an emergency snapshot needs: a rank may be lost in it
         else:
             self._files.step_ended(self._steps.progress, epoch_end=epoch_end)
 
