@@ -92,7 +92,7 @@ def test_a_folder_with_other_files_is_left_and_named(
         of_attempt(tmp_path, 1, rank).remove()
     assert Path("last/config.json").exists()
     assert Path(folder, "model.safetensors").exists()
-    said = f"saved over what was in {Path(folder).absolute()}: that may have parts of two checkpoints"
+    said = f"saved into {Path(folder).absolute()}, which had files before: that may be unfinished, or have parts of two"
     assert capfd.readouterr().err.count(said) == 1
     assert not list((tmp_path / "unfinished").iterdir())
 
@@ -110,7 +110,7 @@ def test_a_folder_that_was_saved_over_to_the_end_is_not_named(
     of_attempt(tmp_path, 1).remove()
     assert last.exists()
     assert not other.exists(), "its note is another one"
-    assert "saved over" not in capfd.readouterr().err
+    assert "which had files before" not in capfd.readouterr().err
 
 
 def test_a_folder_of_the_attempt_that_was_saved_again_and_not_finished_is_removed(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ other ranks may still write theirs: `latest` names the folder before it again. N
 is whole, so it is left where another job may have saved into it since.
 
 Only a folder that was empty before the save is removed: in any other there may be files that are not of the save. One
-that was saved over is named: it may have parts of two checkpoints, from which some libraries go on without an error.
+that was saved over is named: it may lack files, or have parts of two checkpoints, from which some libraries go on
+without an error.
 
 A folder that has the file that its library writes last is whole: what the library does afterwards, as removing older
 checkpoints, may be what the rank was killed in. A later save into the folder, or below it, that comes to its end takes
@@ -265,8 +266,8 @@ def _job_of(name: str) -> str:
 def _say_of(noted: _Note, *, may_be_whole: bool) -> None:
     if noted.is_over:
         say(
-            f"ddp_trainer: an earlier attempt ended while it saved over what was in {noted.folder}: that may have "
-            "parts of two checkpoints. Save each into a folder of its own"
+            f"ddp_trainer: an earlier attempt ended while it saved into {noted.folder}, which had files before: that "
+            "may be unfinished, or have parts of two checkpoints. Save each into a folder of its own"
         )
         return
     if may_be_whole:
