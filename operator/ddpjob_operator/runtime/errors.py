@@ -82,3 +82,16 @@ class ApiError(Exception):
             any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
             or "because it is being terminated" in self.message
         )
+
+
+def without_frames(error: BaseException) -> None:
+    """Let go of what an error, and those that led to it, came through. An error that is kept keeps all values of these
+    functions, and is in a cycle with them where one of the values is the error."""
+    left: list[BaseException | None] = [error]
+    seen = set[int]()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += (one.__cause__, one.__context__)

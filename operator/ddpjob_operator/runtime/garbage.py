@@ -4,7 +4,8 @@ A full collection visits every object that may be part of a cycle: with the pict
 0.2 s. What survives one is therefore left out of all later ones (`gc.freeze`): it is the cluster's picture and the
 program, which reference counting frees. Only a cycle that is abandoned after it survived a full collection is never
 freed; tests/api_server/soak.py shows that the operator has none that matter, on uvloop. On asyncio's own loop a closed
-connection is such a cycle.
+connection is such a cycle. An error that is kept is one wherever a function that it came through has it in a variable:
+see `errors.without_frames`.
 """
 
 from __future__ import annotations

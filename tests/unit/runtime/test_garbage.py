@@ -43,3 +43,31 @@ def test_cycles_are_collected_all_the_same() -> None:
     """)
         == "True"
     )
+
+
+def test_a_connection_that_failed_is_freed_although_its_error_was_held_over_a_collection() -> None:
+    """kopf holds it while it waits for its next try, and each try of an outage was kept for ever."""
+    assert (
+        in_a_process("""
+        import asyncio, gc, socket, weakref
+        import aiohttp
+        from ddpjob_operator.runtime.garbage import keep_collections_short
+        from ddpjob_operator.runtime.login import Login, open_session
+        async def main(port):
+            errors = []
+            async with open_session(Login("", None, {}, None, None)) as session:
+                for _ in range(10):
+                    try:
+                        await session.get(f"http://127.0.0.1:{port}")
+                    except aiohttp.ClientConnectorError as error:
+                        errors.append(weakref.ref(error))
+                        gc.collect()
+            gc.collect()
+            return len(errors), sum(ref() is not None for ref in errors)
+        keep_collections_short()
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # and nobody listens
+            print(asyncio.run(main(taken.getsockname()[1])))
+    """)
+        == "(10, 0)"
+    )
