@@ -24,7 +24,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Listed
 from ddpjob_operator.core.values import names
 from ddpjob_operator.runtime.client import PAGE, Client, Page, namespace_of
-from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.errors import ApiError, without_frames
 from ddpjob_operator.runtime.queue import Backoff
 from ddpjob_operator.shards import Shard
 from ddpjob_operator.wire.pods import decode_pods
@@ -114,6 +114,7 @@ class Resync:
             try:
                 jobs, pods = await self._both(namespace)
             except ApiError as error:
+                without_frames(error)  # it is kept until the next round, and its frames keep it
                 failed[namespace] = error
                 continue
             if self._started_over:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import tracemalloc
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -80,6 +82,33 @@ def test_one_that_can_read_nothing_is_not_healthy_and_decides_nothing() -> None:
     found = run(listed(Lists(), "gone", seconds=1000))
     assert not found.healthy
     assert not found.first_done.is_set()
+
+
+def test_a_list_that_fails_for_months_leaves_nothing_behind() -> None:
+    """Its error is kept until the next round. In a cycle a collection would see it once, and none would after that."""
+    refused: list[weakref.ref[ApiError]] = []
+
+    class Kept(Lists):
+        async def pages(self, path: str, resource: str, *given: Any, **options: str) -> AsyncIterator[Page]:
+            try:
+                async for found in super().pages(path, resource, *given, **options):
+                    yield found
+            except ApiError as error:
+                refused.append(weakref.ref(error))
+                raise
+
+    async def scenario() -> list[str | None]:
+        failed = await resync(Kept(), "gone").once(("gone",))
+        assert "no" in str(failed["gone"])
+        return list(failed)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert run(scenario()) == ["gone"]
+        assert [ref() for ref in refused] == [None, None], "of jobs and of pods"
+    finally:
+        gc.enable()
 
 
 def test_a_replica_that_begins_to_lead_decides_nothing_before_it_has_listed_anew() -> None:
