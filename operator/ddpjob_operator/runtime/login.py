@@ -2,11 +2,13 @@
 
 The official client's `kubernetes.aio` reads the configuration: kubeconfig files, exec plugins, token files, a pod's
 service account. Its generated models cost 2 s and 77 MB and are never imported. Both our own client and kopf open their
-sessions here, and log in again here after a 401, so a rotated token is found by both.
+sessions here, and log in again here after a 401, so a rotated token is found by both. A new authority is found where
+the certificate of the API server is not trusted.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from collections.abc import Mapping
@@ -28,6 +30,8 @@ from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError, without_frames
 from ddpjob_operator.settings import VERSION
 
+logger = logging.getLogger(__name__)
+
 KEEPALIVE_SECONDS = 90.0
 OPERATOR = "ddpjob-operator"
 CLI = "ddpjob-cli"
@@ -35,6 +39,32 @@ CLI = "ddpjob-cli"
 
 _NO_LOGIN = "there is no kubeconfig (name one in KUBECONFIG, or create ~/.kube/config) and no service account of a pod"
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(eq=False, slots=True)
+class Authorities:
+    """The file that says who signs the API server's certificate. Where a cluster gets a new authority, the kubelet
+    replaces it in each pod."""
+
+    file: Path
+    tls: ssl.SSLContext
+    """That trusts them."""
+    read: bytes
+    """What of the file it trusts."""
+
+    def read_again(self) -> None:
+        """Trust those, too, that the file has by now. The earlier ones stay: while a cluster changes its authority some
+        of its API servers have a certificate of the old one."""
+        try:
+            found = self.file.read_bytes()
+            if found == self.read:
+                return
+            self.read = found
+            self.tls.load_verify_locations(self.file)
+        except OSError as error:
+            logger.warning("the API server's certificate is not trusted, and %s cannot be used: %s", self.file, error)
+        else:
+            logger.info("the API server's certificate was not trusted; %s has changed and was read again", self.file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +78,8 @@ class Login:
     server_name: str | None
     namespace: str = "default"
     """The namespace of the kubeconfig's context, or of the pod."""
+    authorities: Authorities | None = None
+    """None: those of the system."""
 
 
 async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
@@ -62,7 +94,10 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
     """
     configuration, namespace = await _read_configuration(context)
     try:
-        tls = _tls(configuration) if configuration.host.startswith("https") else None
+        is_https = configuration.host.startswith("https")
+        file = Path(configuration.ssl_ca_cert) if is_https and configuration.ssl_ca_cert else None
+        read = file.read_bytes() if file is not None else b""  # first: what changes meanwhile is read again in time
+        tls = _tls(configuration) if is_https else None
     except OSError as error:
         what = f"cannot use the certificates for {configuration.host}: {error}"
         raise ApiError(0, "NoConfiguration", what) from error
@@ -79,6 +114,7 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
         proxy=configuration.proxy or None,
         server_name=configuration.tls_server_name or None,
         namespace=namespace,
+        authorities=Authorities(file, tls, read) if file is not None and tls is not None else None,
     )
 
 
@@ -88,12 +124,8 @@ def open_session(
     response: type[aiohttp.ClientResponse] = ShallowResponse,
 ) -> aiohttp.ClientSession:
     """An HTTP session with these credentials, which the caller closes."""
-    # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
-    connector = _Connector(
-        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=current.tls if current.tls is not None else True
-    )
     return aiohttp.ClientSession(
-        connector=connector,
+        connector=_Connector(current.authorities, current.tls),
         response_class=response,
         headers=current.headers,
         proxy=current.proxy,
@@ -102,12 +134,18 @@ def open_session(
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Leaves no cycle behind where a connection fails, as aiohttp does: its error has the frame that keeps the error.
+    """Reads the authorities again where the API server's certificate is not trusted; the caller's next try may be.
 
-    kopf waits for its next try with the error in hand, for half a minute. What lives so long the garbage collector does
-    not look at any more (`runtime.garbage`), so each try left its TLS handshake behind: an operator of 150 namespaces
-    grew by 2 MB a second for as long as it did not trust the API server.
+    And it leaves no cycle behind where a connection fails, as aiohttp does: its error has the frame that keeps the
+    error. kopf waits for its next try with the error in hand, for half a minute. What lives so long the garbage
+    collector does not look at any more (`runtime.garbage`), so each try left its TLS handshake behind: an operator of
+    150 namespaces grew by 2 MB a second for as long as it did not trust the API server.
     """
+
+    def __init__(self, authorities: Authorities | None, tls: ssl.SSLContext | None) -> None:
+        # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
+        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls if tls is not None else True)
+        self._authorities = authorities
 
     async def connect(
         self,
@@ -118,6 +156,8 @@ class _Connector(aiohttp.TCPConnector):
         try:
             return await super().connect(req, traces, timeout)
         except (aiohttp.ClientError, OSError) as error:
+            if self._authorities is not None and isinstance(error, aiohttp.ClientConnectorCertificateError):
+                self._authorities.read_again()
             without_frames(error)
             raise
 
