@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,11 +19,15 @@ from ddpjob_operator.runtime.client import REQUEST_SECONDS, SILENCE_SECONDS, WAT
 from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in, open_session
+from ddpjob_operator.runtime.queue import Backoff
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 20
 DISCOVERY_POLL_SECONDS = 0.5
+
+GOOD_SECONDS = 60.0
+"""Credentials that are refused after that were good once."""
 
 
 class EndlessBackoffs:
@@ -124,16 +130,35 @@ WatchFrom = Callable[[str], int | None]
 
 
 def register_login(registry: kopf.OperatorRegistry, watch_from: WatchFrom | None = None) -> None:
-    """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401.
+    """Let kopf log in with the configuration that our own client reads; kopf asks again after each 401, as fast as it
+    is answered.
 
     With `watch_from`, kopf's lists are empty: they are `cluster.resync`'s.
     """
     response = ShallowResponse if watch_from is None else _without_items(watch_from)
+    pace = _Pace()
 
     @kopf.on.login(registry=registry, retries=None, backoff=5.0)
     async def kopf_logs_in(**_: Any) -> kopf.AiohttpSession:
+        await pace.wait()
         current = await log_in()
         return kopf.AiohttpSession(server=current.server, aiohttp_session=open_session(current, _counting(), response))
+
+
+class _Pace:
+    """Waits between logins that follow one another, up to half a minute. Credentials may stay refused for hours, as
+    those of a service account that was deleted and made again; kopf tries new ones at once, with each watch."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(first=0.5, longest=30.0)
+        self._in_a_row, self._last = 0, -math.inf
+
+    async def wait(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self._in_a_row = self._in_a_row + 1 if clock() - self._last < GOOD_SECONDS else 0
+        if self._in_a_row:
+            await asyncio.sleep(self._backoff.seconds(self._in_a_row, random.random()))  # noqa: S311 - jitter
+        self._last = clock()
 
 
 def _without_items(watch_from: WatchFrom) -> type[ShallowResponse]:

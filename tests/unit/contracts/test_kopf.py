@@ -284,6 +284,20 @@ def test_a_watch_survives_any_number_of_errors_where_the_backoffs_are_endless(
     )
 
 
+def test_credentials_that_stay_refused_are_read_again_after_growing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kopf logs in at once after each 401, and tries again with a new connection, as fast as the server answers."""
+
+    async def check(api: Api) -> None:
+        await until(lambda: len(api.queries) >= 2, "it is refused, and logs in again")
+        await asyncio.sleep(1.0)
+        assert len(api.queries) <= 6
+        assert watches() == {JOBS, PODS}, "they go on once the credentials are good"
+
+    under_kopf(tmp_path, monkeypatch, check, api=lambda: Api(lists=[401]), backoffs=Short())
+
+
 @pytest.mark.fault(4, 9)
 @pytest.mark.parametrize(("code", "survives"), [(410, True), (500, False)])
 def test_an_error_in_the_stream_ends_a_watch_unless_it_is_410(
