@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ class Client:
         self._turns = OneATurn()
         self._logging_in = asyncio.Lock()
         self._session = open_session(current)
-        self._closing: asyncio.Task[None] | None = None
+        self._calls: Counter[aiohttp.ClientSession] = Counter()
+        """How many are in progress."""
 
     @property
     def namespace(self) -> str:
@@ -89,10 +91,8 @@ class Client:
         return self._login.namespace
 
     async def close(self) -> None:
-        if self._closing is not None:
-            self._closing.cancel()
-            await asyncio.gather(self._closing, return_exceptions=True)
-        await self._session.close()
+        for session in {self._session, *self._calls}:
+            await session.close()
 
     async def get(self, path: str, resource: str) -> Json:
         return await self._call("GET", path, resource)
@@ -194,14 +194,17 @@ class Client:
             ApiError: the server refused, the connection broke, or was silent for longer than a watch may be.
         """
         try:
-            async with self._session.ws_connect(
-                self._login.server + path,
-                params=query,
-                protocols=(protocol,),
-                headers={"Accept": "*/*"},  # what such a path produces: of application/json alone, the server says 406
-                timeout=aiohttp.ClientWSTimeout(ws_receive=SILENCE_SECONDS, ws_close=1.0),
-                server_hostname=self._login.server_name,
-            ) as socket:
+            async with (
+                self._current_session() as session,
+                session.ws_connect(
+                    self._login.server + path,
+                    params=query,
+                    protocols=(protocol,),
+                    headers={"Accept": "*/*"},  # what such a path produces: of application/json alone, it says 406
+                    timeout=aiohttp.ClientWSTimeout(ws_receive=SILENCE_SECONDS, ws_close=1.0),
+                    server_hostname=self._login.server_name,
+                ) as socket,
+            ):
                 yield socket
         except aiohttp.WSServerHandshakeError as error:  # aiohttp keeps the status of a refusal, not its words
             raise ApiError(error.status, error.message, f"GET {path}: the server refused: {error.status}") from error
@@ -363,17 +366,38 @@ class Client:
         headers: Mapping[str, str] | None,
         limit: aiohttp.ClientTimeout | float | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        async with self._session.request(
-            method,
-            self._login.server + path,
-            params=query,
-            data=None if body is None else _dumps(body),
-            headers=headers or (None if body is None else {"Content-Type": "application/json"}),
-            timeout=limit if isinstance(limit, aiohttp.ClientTimeout) else aiohttp.ClientTimeout(total=limit),
-            server_hostname=self._login.server_name,
-            allow_redirects=False,
-        ) as response:
+        async with (
+            self._current_session() as session,
+            session.request(
+                method,
+                self._login.server + path,
+                params=query,
+                data=None if body is None else _dumps(body),
+                headers=headers or (None if body is None else {"Content-Type": "application/json"}),
+                timeout=limit if isinstance(limit, aiohttp.ClientTimeout) else aiohttp.ClientTimeout(total=limit),
+                server_hostname=self._login.server_name,
+                allow_redirects=False,
+            ) as response,
+        ):
             yield response
+
+    @asynccontextmanager
+    async def _current_session(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """It stays open until the end of the block: a watch, or a log that is followed, was let in and goes on when
+        others have to log in again."""
+        session = self._session
+        self._calls[session] += 1
+        try:
+            yield session
+        finally:
+            self._calls[session] -= 1
+            await self._close_unused(session)
+
+    async def _close_unused(self, session: aiohttp.ClientSession) -> None:
+        if not self._calls[session]:
+            del self._calls[session]
+            if session is not self._session:
+                await session.close()
 
     async def _login_again(self, used: Login) -> None:
         """Read token files and exec plugins again, once for all calls that were refused with the same credentials."""
@@ -383,8 +407,7 @@ class Client:
             logger.info("the API server refused our credentials; reading the configuration again")
             current, old = await log_in(self._context, self._agent), self._session
             self._session, self._login = open_session(current), current
-            # calls that still use the old session finish within their own deadline
-            self._closing = asyncio.create_task(_close_later(old), name="old API session")
+            await self._close_unused(old)
 
 
 def namespace_of(path: str) -> str:
@@ -407,13 +430,6 @@ async def _decoded(payload: bytes, call: str, decoder: Callable[[bytes], Json] |
     except ValueError as error:
         raise ApiError(0, "BadAnswer", f"{call}: the answer is not JSON: {error}") from error
     return answer
-
-
-async def _close_later(session: aiohttp.ClientSession) -> None:
-    try:
-        await asyncio.sleep(REQUEST_SECONDS)
-    finally:
-        await session.close()
 
 
 @dataclass(slots=True)

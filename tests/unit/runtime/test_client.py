@@ -8,6 +8,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from tests.support.waiting import eventually_async
@@ -17,6 +18,7 @@ from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.runtime import client as api
 from ddpjob_operator.runtime.client import Client, connect, retry_after_seconds
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import Login, open_session
 from ddpjob_operator.settings import VERSION
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -127,6 +129,46 @@ async def test_after_a_401_the_token_is_read_again_once_for_all(server: Server, 
     (tmp_path / "token").write_text("second")
     answers = await asyncio.gather(*(client.get("/api/v1/pods", "pods") for _ in range(5)))
     assert answers == [{"kind": "Pod"}] * 5
+
+
+async def test_a_watch_goes_on_when_others_have_to_log_in_again(
+    server: Server, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let in, and lasts for minutes; where tokens last for an hour, all of them would break once an hour."""
+    opened: list[aiohttp.ClientSession] = []
+    changed = asyncio.Event()
+
+    def recorded(login: Login) -> aiohttp.ClientSession:
+        opened.append(open_session(login))
+        return opened[-1]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            right = request.headers["Authorization"] == "Bearer second"
+            return ok({}) if right else status(401, "Unauthorized")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"type": "ADDED", "object": {}}\n')
+        await changed.wait()
+        await response.write(b'{"type": "MODIFIED", "object": {}}\n')
+        return response
+
+    monkeypatch.setattr(api, "open_session", recorded)
+    server.answers = [answer]
+    watching = await connect(in_flight=2)
+    try:
+        events = watching.watch("/api/v1/pods", 1)
+        assert (await anext(events))["type"] == "ADDED"
+        (tmp_path / "token").write_text("second")
+        assert await watching.get("/api/v1/pods", "pods") == {}
+        assert [session.closed for session in opened] == [False, False]
+        changed.set()
+        assert [event["type"] async for event in events] == ["MODIFIED"]
+        assert [session.closed for session in opened] == [True, False]
+    finally:
+        changed.set()
+        await watching.close()
+    assert [session.closed for session in opened] == [True, True]
 
 
 async def test_the_operator_and_the_command_can_be_told_apart(server: Server, client: Client) -> None:
