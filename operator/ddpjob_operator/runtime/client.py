@@ -290,6 +290,7 @@ class Client:
                     raise
             finally:
                 on_its_way.cancel()
+                del on_its_way  # it has the error that came through here
         raise ApiError(410, "Expired", f"the list of {resource} expired three times before its last page was read")
 
     async def _call(self, method: str, path: str, resource: str, **options: Any) -> Json:
@@ -344,10 +345,7 @@ class Client:
                 code = str(response.status)
                 payload = await response.read()
                 if response.status >= 400:
-                    error = _error(response.status, response.reason or "", payload)
-                    if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
-                        raise _Wait(retry_after_seconds(after, datetime.now(UTC)), error)
-                    raise error
+                    raise _refusal(response, payload)
                 return payload
         except TimeoutError:
             raise ApiError(0, "Timeout", f"{method} {path}: no answer within {REQUEST_SECONDS:g} s") from None
@@ -473,6 +471,13 @@ def retry_after_seconds(value: str, now: datetime) -> float:
     except ValueError:
         return 1.0
     return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
+
+
+def _refusal(response: aiohttp.ClientResponse, payload: bytes) -> _Wait | ApiError:
+    error = _error(response.status, response.reason or "", payload)
+    if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
+        return _Wait(retry_after_seconds(after, datetime.now(UTC)), error)
+    return error
 
 
 def _error(status: int, phrase: str, payload: bytes) -> ApiError:

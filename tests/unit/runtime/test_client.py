@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import time
+import weakref
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -295,6 +298,27 @@ async def test_a_list_that_expires_midway_starts_over(server: Server, client: Cl
         ok({"metadata": {"resourceVersion": "9"}, "items": [{"n": 3}]}),
     ]
     assert await client.list("/api/v1/pods", "pods") == ([{"n": 3}], 9)
+
+
+@pytest.mark.parametrize("call", [Client.get, Client.list])
+async def test_a_call_that_is_refused_leaves_nothing_to_the_garbage_collector(
+    server: Server, client: Client, call: Callable[[Client, str, str], Awaitable[object]]
+) -> None:
+    """What is there at a full collection, as a call on its way, it does not look at again (`runtime.garbage`)."""
+    server.answers = [status(503, "ServiceUnavailable")]
+    refused: list[weakref.ref[ApiError]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            try:
+                await call(client, "/api/v1/pods", "pods")
+            except ApiError as error:
+                refused.append(weakref.ref(error))
+        await asyncio.sleep(0)  # the loop lets go of the task that has ended
+        assert [error() for error in refused] == [None, None, None]
+    finally:
+        gc.enable()
 
 
 async def test_a_fence_stops_changes_and_lets_reads_pass(server: Server, client: Client) -> None:
