@@ -8,6 +8,7 @@ in a list would hide all others. So what is nested deeper than `LEVELS` is left 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import re
@@ -18,6 +19,7 @@ import aiohttp
 from pydantic_core import from_json
 
 from ddpjob_operator import metrics
+from ddpjob_operator.runtime.errors import without_frames
 
 logger = logging.getLogger(__name__)
 
@@ -114,15 +116,25 @@ class _ShallowStream:
         return getattr(self._stream, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Whole lines, between which others go on: a chunk may have a dozen events, which kopf decodes at once."""
+        """Whole lines, between which others go on: a chunk may have a dozen events, which kopf decodes at once.
+
+        Raises:
+            aiohttp.ClientError: a copy of what ended the stream. The stream keeps its error, and an error that came
+                through here would keep the stream: a cycle, and one that is older than most collections, since watches
+                last for minutes (`runtime.garbage`).
+        """
         line: list[bytes] = []
-        async for chunk in self._stream.iter_chunked(size):
-            *ended, rest = chunk.split(b"\n")
-            for part in ended:
-                yield await _shallow(b"".join((*line, part))) + b"\n"
-                line.clear()
-                await asyncio.sleep(0)
-            line.append(rest)
+        try:
+            async for chunk in self._stream.iter_chunked(size):
+                *ended, rest = chunk.split(b"\n")
+                for part in ended:
+                    yield await _shallow(b"".join((*line, part))) + b"\n"
+                    line.clear()
+                    await asyncio.sleep(0)
+                line.append(rest)
+        except aiohttp.ClientError as error:
+            without_frames(error)
+            raise copy.copy(error) from None
         if last := b"".join(line):
             yield await _shallow(last)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kopf._cogs.clients.api import iter_jsonlines
@@ -62,6 +63,32 @@ async def test_a_watch_goes_on_after_an_object_that_is_too_deep(server: Server) 
     async with open_session(await log_in()) as session, session.get(f"{server.url}/watch") as response:
         lines = [json.loads(line) async for line in iter_jsonlines(response.content, chunk_size=1000)]
     assert [line["object"]["n"] for line in lines] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("client")
+async def test_what_ends_a_stream_is_raised_without_the_stream(server: Server) -> None:
+    """The stream keeps its error. With the frames that it came through it would be a cycle, which is never freed where
+    a full collection came while the watch lasted."""
+
+    async def broken(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{}\n")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    server.answers = [broken]
+    async with open_session(await log_in()) as session, session.get(f"{server.url}/watch") as response:
+        lines = aiter(response.content.iter_chunked(1000))
+        assert await anext(lines) == b"{}\n"
+        with pytest.raises(aiohttp.ClientPayloadError) as ended:
+            await anext(lines)
+        kept = response.content.exception()
+    assert isinstance(kept, aiohttp.ClientPayloadError)
+    assert kept is not ended.value
+    assert kept.__traceback__ is None
+    assert str(kept) == str(ended.value)
 
 
 @pytest.mark.usefixtures("client")
