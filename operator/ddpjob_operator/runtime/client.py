@@ -13,7 +13,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -188,11 +188,27 @@ class Client:
     async def socket(
         self, path: str, query: Sequence[tuple[str, str]], protocol: str
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """A websocket. What it brings waits in the kernel's buffers until it is read.
+        """A websocket, opened once more after a 401 with fresh credentials. What it brings waits in the buffers of the
+        kernel until it is read.
 
         Raises:
             ApiError: the server refused, the connection broke, or was silent for longer than a watch may be.
         """
+        used = self._login
+        async with AsyncExitStack() as stack:
+            try:
+                opened = await stack.enter_async_context(self._socket(path, query, protocol))
+            except ApiError as error:
+                if error.status != _UNAUTHORIZED:
+                    raise
+                await self._login_again(used)
+                opened = await stack.enter_async_context(self._socket(path, query, protocol))
+            yield opened
+
+    @asynccontextmanager
+    async def _socket(
+        self, path: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         try:
             async with (
                 self._current_session() as session,

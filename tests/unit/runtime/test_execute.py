@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from aiohttp import WSMsgType, web
@@ -73,6 +74,28 @@ async def test_a_refusal_says_what_to_do(server: Server, client: Client, code: i
     with pytest.raises(ApiError, match=words) as raised:
         await read(client)
     assert raised.value.status == code
+
+
+async def test_a_token_that_has_expired_is_read_again(server: Server, client: Client, tmp_path: Path) -> None:
+    """Some last 15 minutes. The second file of an export may begin later, and all of the first would be for nothing."""
+    let_in = says(*OPENED, b"\x01rest", SUCCEEDED)
+
+    async def only_second(request: web.Request) -> web.StreamResponse:
+        right = request.headers["Authorization"] == "Bearer second"
+        assert callable(let_in)
+        return await let_in(request) if right else status(401, "Unauthorized")
+
+    server.answers = [only_second]
+    (tmp_path / "token").write_text("second")
+    assert await read(client) == b"rest"
+    assert len(server.asked) == 2
+
+
+async def test_credentials_that_stay_refused_are_an_error(server: Server, client: Client) -> None:
+    server.answers = [status(401, "Unauthorized")]
+    with pytest.raises(ApiError, match="refused: 401"):
+        await read(client)
+    assert len(server.asked) == 2
 
 
 async def test_a_connection_that_falls_silent_is_given_up(
