@@ -337,7 +337,7 @@ class Client:
                     return await self._once(method, path, resource, query or {}, body, headers, verb or method)
             except _Wait as wait:
                 if asyncio.get_running_loop().time() + wait.seconds > deadline:
-                    raise wait.error from None
+                    raise
                 await asyncio.sleep(wait.seconds)  # outside the semaphore: others may still be served
             except ApiError as error:
                 if error.status != _UNAUTHORIZED or fresh or error.denied:
@@ -464,13 +464,12 @@ class _Line:
         return (self._head + self._tail[-_HALF_A_LINE:]).decode(errors="replace")
 
 
-class _Wait(Exception):
+class _Wait(ApiError):
     """The server asked to come back later."""
 
     def __init__(self, seconds: float, error: ApiError) -> None:
-        super().__init__(seconds)
+        super().__init__(error.status, error.reason, error.message, error.details)
         self.seconds = seconds
-        self.error = error
 
 
 def retry_after_seconds(value: str, now: datetime) -> float:
@@ -489,7 +488,7 @@ def retry_after_seconds(value: str, now: datetime) -> float:
     return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
 
 
-def _refusal(response: aiohttp.ClientResponse, payload: bytes) -> _Wait | ApiError:
+def _refusal(response: aiohttp.ClientResponse, payload: bytes) -> ApiError:
     error = _error(response.status, response.reason or "", payload)
     if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
         return _Wait(retry_after_seconds(after, datetime.now(UTC)), error)

@@ -300,12 +300,17 @@ async def test_a_list_that_expires_midway_starts_over(server: Server, client: Cl
     assert await client.list("/api/v1/pods", "pods") == ([{"n": 3}], 9)
 
 
+@pytest.mark.parametrize(("code", "headers"), [(503, {}), (429, {"Retry-After": "3600"})], ids=["503", "429"])
 @pytest.mark.parametrize("call", [Client.get, Client.list])
 async def test_a_call_that_is_refused_leaves_nothing_to_the_garbage_collector(
-    server: Server, client: Client, call: Callable[[Client, str, str], Awaitable[object]]
+    server: Server,
+    client: Client,
+    call: Callable[[Client, str, str], Awaitable[object]],
+    code: int,
+    headers: dict[str, str],
 ) -> None:
     """What is there at a full collection, as a call on its way, it does not look at again (`runtime.garbage`)."""
-    server.answers = [status(503, "ServiceUnavailable")]
+    server.answers = [status(code, "Refused", **headers)]
     refused: list[weakref.ref[ApiError]] = []
     gc.collect()
     gc.disable()
