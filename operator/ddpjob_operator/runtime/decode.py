@@ -134,7 +134,7 @@ class _ShallowStream:
                 line.append(rest)
         except aiohttp.ClientError as error:
             without_frames(error)
-            raise copy.copy(error) from None
+            raise copy.copy(error) from error.__cause__
         if last := b"".join(line):
             yield await _shallow(last)
 

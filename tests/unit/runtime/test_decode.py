@@ -89,6 +89,7 @@ async def test_what_ends_a_stream_is_raised_without_the_stream(server: Server) -
     assert kept is not ended.value
     assert kept.__traceback__ is None
     assert str(kept) == str(ended.value)
+    assert kept.__cause__ is ended.value.__cause__
 
 
 @pytest.mark.usefixtures("client")
