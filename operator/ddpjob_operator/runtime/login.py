@@ -53,13 +53,14 @@ class Authorities:
     """What of the file it trusts."""
 
     def read_again(self) -> None:
-        """Trust those, too, that the file has by now. The earlier ones stay: while a cluster changes its authority some
-        of its API servers have a certificate of the old one."""
+        """Trust those, too, that the file has by now. The earlier ones stay until the next login, as they did where
+        nothing was read again: while a cluster changes its authority some of its API servers have a certificate of the
+        old one."""
         try:
             found = self.file.read_bytes()
             if found == self.read:
                 return
-            self.read = found
+            self.read = found  # also where it cannot be used: half a file is read again once it is whole
             self.tls.load_verify_locations(self.file)
         except OSError as error:
             logger.warning("the API server's certificate is not trusted, and %s cannot be used: %s", self.file, error)
