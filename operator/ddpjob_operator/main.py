@@ -36,7 +36,7 @@ from ddpjob_operator.runtime.certificate import Certificate
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.events import EventRecorder
-from ddpjob_operator.runtime.garbage import keep_collections_short
+from ddpjob_operator.runtime.garbage import collect_all_every_hour, keep_collections_short
 from ddpjob_operator.runtime.lag import measure_lag
 from ddpjob_operator.runtime.leader import Leader, Lease
 from ddpjob_operator.runtime.queue import WorkQueue
@@ -215,6 +215,7 @@ async def _run_parts(operator: Operator, stop: asyncio.Event) -> None:
     parts = {asyncio.create_task(operator.resync.run(), name="resync"),
              asyncio.create_task(_watch_children(operator), name="watches of children"),
              asyncio.create_task(operator.recorder.run(), name="event recorder"),
+             asyncio.create_task(collect_all_every_hour(), name="garbage"),
              asyncio.create_task(measure_lag(), name="lag of the event loop")}  # fmt: skip
     stopping = asyncio.create_task(stop.wait(), name="stop signal")
     watchable = asyncio.create_task(_until_watchable(operator), name="first lists")

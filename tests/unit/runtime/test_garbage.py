@@ -71,3 +71,31 @@ def test_a_connection_that_failed_is_freed_although_its_error_was_held_over_a_co
     """)
         == "(10, 0)"
     )
+
+
+def test_a_cycle_that_was_abandoned_late_is_freed_when_all_is_collected() -> None:
+    assert (
+        in_a_process("""
+        import asyncio, gc, weakref
+        from ddpjob_operator.runtime import garbage
+        class Node: pass
+        async def main():
+            node = Node()
+            node.itself = node
+            alive = weakref.ref(node)
+            kept = [[number] for number in range(200_000)]
+            gc.collect()
+            del node
+            gc.collect()
+            before = alive() is not None
+            collecting = asyncio.create_task(garbage.collect_all_every_hour())
+            async with asyncio.timeout(60):
+                while alive() is not None:
+                    await asyncio.sleep(0.01)
+            return before, len(gc.get_objects()) < 10_000
+        garbage.ALL_SECONDS = 0.1
+        garbage.keep_collections_short()
+        print(asyncio.run(main()))
+    """)
+        == "(True, True)"
+    )
