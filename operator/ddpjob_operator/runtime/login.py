@@ -19,15 +19,11 @@ from typing import Any
 import aiohttp
 import yaml
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import (
-    ConfigException,
-    list_kube_config_contexts,
-    load_incluster_config,
-    load_kube_config,
-)
+from kubernetes.aio.config import ConfigException, load_incluster_config
 
 from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import ApiError, without_frames
+from ddpjob_operator.runtime.kubeconfig import load
 from ddpjob_operator.settings import VERSION
 
 logger = logging.getLogger(__name__)
@@ -170,11 +166,10 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
     try:
         if files:
             _refuse_if_missing(files)
-            await load_kube_config(files, context, client_configuration=configuration, persist_config=False)  # type: ignore[no-untyped-call]
-            return configuration, _namespace_of(files, context)
+            return configuration, await load(files, context, configuration)
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         return configuration, _namespace_of_pod()
-    except (ConfigException, OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
         # the loader trips over an empty or half-written file in all these ways
         said = " ".join(str(error).split())
         what = f"cannot use the kubeconfig {files}: {said}" if files else f"{_NO_LOGIN}: {said}"
@@ -183,12 +178,6 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
 
 def _namespace_of_pod() -> str:
     return _NAMESPACE_OF_POD.read_text().strip() if _NAMESPACE_OF_POD.is_file() else "default"
-
-
-def _namespace_of(files: str, context: str | None) -> str:
-    contexts, current = list_kube_config_contexts(files)  # type: ignore[no-untyped-call]
-    found = next((item for item in contexts if item["name"] == context), current) if context else current
-    return (found["context"] or {}).get("namespace") or "default"
 
 
 def _kubeconfig() -> str:

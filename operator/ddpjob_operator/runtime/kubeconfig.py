@@ -1,0 +1,44 @@
+"""Kubeconfig files, read as kubectl reads them where the official client's loader differs from it.
+
+Of several files the first that names a current context decides; and a context that is asked for needs no current one,
+nor one that is there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException, kube_config
+
+_Merged: Any = kube_config.KubeConfigMerger
+_Loader: Any = kube_config.KubeConfigLoader
+"""The client has no types for them."""
+
+_MOST_NAMES = 10
+
+
+async def load(files: str, context: str | None, configuration: Configuration) -> str:
+    """Put what a context of the files (a list of paths, as in $PATH) says into the configuration; its namespace.
+
+    Raises:
+        ConfigException: they have no such context, or it lacks something. A file that is empty or half written is a
+            TypeError, AttributeError, KeyError, ValueError or YAMLError of the client.
+    """
+    merged = _Merged(files)
+    name = context or _current_context(merged)
+    names = [str(item.value["name"]) for item in merged.config.value["contexts"]]
+    if name not in names:
+        has = f"it has {', '.join(sorted(names)[:_MOST_NAMES])}" if names else "it has none"
+        raise ConfigException(f"there is no context {name}; {has}")
+    loader = _Loader(config_dict=merged.config, active_context=name, config_base_path=None)
+    await loader.load_and_set(configuration)
+    return str((loader.current_context["context"] or {}).get("namespace") or "default")
+
+
+def _current_context(merged: Any) -> str:
+    """The loader takes that of the last file, and `kubectl config use-context` and kubectl the first that has one."""
+    for file in merged.config_files.values():
+        if name := file.get("current-context"):
+            return str(name)
+    raise ConfigException("it names no current context; name one with --context, or kubectl config use-context")
