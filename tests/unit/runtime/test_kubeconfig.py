@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubernetes.aio.client import Configuration
 
+from ddpjob_operator.runtime import login
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in
 
@@ -69,3 +71,16 @@ async def test_a_context_that_is_not_there_is_named_with_those_that_are(
     with pytest.raises(ApiError) as refused:
         await log_in(context)
     assert refused.value.message == f"cannot use the kubeconfig {file}: {said}"
+
+
+async def test_a_context_is_not_the_cluster_of_the_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a notebook in a pod: `ddpjob --context prod cancel` ended the job of that name in the pod's own cluster."""
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked: list[Configuration] = []
+    monkeypatch.setattr(login, "load_incluster_config", asked.append)
+    await log_in()
+    assert len(asked) == 1
+    with pytest.raises(ApiError, match="^NoConfiguration: there is no kubeconfig, and so no context prod; name one in"):
+        await log_in("prod")
+    assert len(asked) == 1
