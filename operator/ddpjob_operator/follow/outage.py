@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.errors import NO_CONFIGURATION, ApiError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,7 +17,11 @@ _TOO_MANY, _SERVER_ERROR = 429, 500
 
 
 def is_passing(error: ApiError) -> bool:
-    """Whether the same call may succeed later: a budget, a server that is busy, or one that does not answer."""
+    """Whether the same call may succeed later: a budget, a server that is busy, or one that does not answer. A login
+    that has ended waits for a person.
+    """
+    if error.reason == NO_CONFIGURATION:
+        return False
     return error.status in (0, _TOO_MANY) or error.status >= _SERVER_ERROR
 
 

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+NO_CONFIGURATION = "NoConfiguration"
+"""Reason where no API server was asked: there is no kubeconfig, or it gives no credentials."""
+
 _DENIED = re.compile(r"admission webhook .* denied the request|AdmissionPolicy '.*' denied request", re.DOTALL)
 _TOO_LARGE = ("request is too large", "message larger than max")
 """What etcd says, or the API server's client of it, which the API server passes on as an internal error (500)."""

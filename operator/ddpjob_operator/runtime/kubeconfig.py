@@ -1,7 +1,7 @@
 """Kubeconfig files, read as kubectl reads them where the official client's loader differs from it.
 
-Of several files the first that names a current context decides; and a context that is asked for needs no current one,
-nor one that is there.
+Of several files the first that names a current context decides; a context that is asked for needs no current one, nor
+one that is there; a login plugin that fails is an error, and not an anonymous user.
 """
 
 from __future__ import annotations
@@ -11,11 +11,36 @@ from typing import Any
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, kube_config
 
-_Merged: Any = kube_config.KubeConfigMerger
-_Loader: Any = kube_config.KubeConfigLoader
-"""The client has no types for them."""
+from ddpjob_operator.runtime.login_plugin import PluginError, credentials
 
 _MOST_NAMES = 10
+
+
+class _Loader(kube_config.KubeConfigLoader):
+    """The client's only logs that a plugin failed, goes on without credentials, and hides what the plugin says."""
+
+    async def load_from_exec_plugin(self) -> bool:
+        """Take the token, or else the client certificate, of the user's plugin.
+
+        Raises:
+            ConfigException: it gave neither.
+        """
+        try:
+            status = await credentials(vars(self)["_user"]["exec"].value)
+        except PluginError as error:
+            raise ConfigException(str(error)) from error
+        if token := status.get("token"):
+            vars(self)["token"] = f"Bearer {token}"
+            return True
+        for attribute, key in (("cert_file", "clientCertificateData"), ("key_file", "clientKeyData")):
+            vars(self)[attribute] = _Data(status, None, data_key_name=key, base64_file_content=False).as_file()
+        return True
+
+
+_Merged: Any = kube_config.KubeConfigMerger
+_Data: Any = kube_config.FileOrData
+_new_loader: Any = _Loader
+"""The client has no types for them."""
 
 
 async def load(files: str, context: str | None, configuration: Configuration) -> str:
@@ -31,7 +56,7 @@ async def load(files: str, context: str | None, configuration: Configuration) ->
     if name not in names:
         has = f"it has {', '.join(sorted(names)[:_MOST_NAMES])}" if names else "it has none"
         raise ConfigException(f"there is no context {name}; {has}")
-    loader = _Loader(config_dict=merged.config, active_context=name, config_base_path=None)
+    loader = _new_loader(config_dict=merged.config, active_context=name, config_base_path=None)
     await loader.load_and_set(configuration)
     return str((loader.current_context["context"] or {}).get("namespace") or "default")
 

@@ -22,7 +22,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config
 
 from ddpjob_operator.runtime.decode import ShallowResponse
-from ddpjob_operator.runtime.errors import ApiError, without_frames
+from ddpjob_operator.runtime.errors import NO_CONFIGURATION, ApiError, without_frames
 from ddpjob_operator.runtime.kubeconfig import load
 from ddpjob_operator.settings import VERSION
 
@@ -97,7 +97,7 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
         tls = _tls(configuration) if is_https else None
     except OSError as error:
         what = f"cannot use the certificates for {configuration.host}: {error}"
-        raise ApiError(0, "NoConfiguration", what) from error
+        raise ApiError(0, NO_CONFIGURATION, what) from error
     headers = {"User-Agent": f"{agent}/{VERSION}", "Accept": "application/json"}
     if agent == OPERATOR:
         # within a cluster, sending a list takes less time than compressing it (client-go: DisableCompression)
@@ -165,7 +165,7 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
     files = _kubeconfig()
     if not files and context is not None:  # that of a pod may be another cluster than the one that is asked for
         what = f"there is no kubeconfig, and so no context {context}; name one in KUBECONFIG, or create ~/.kube/config"
-        raise ApiError(0, "NoConfiguration", what)
+        raise ApiError(0, NO_CONFIGURATION, what)
     try:
         if files:
             _refuse_if_missing(files)
@@ -176,7 +176,7 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
         # the loader trips over an empty or half-written file in all these ways
         said = " ".join(str(error).split())
         what = f"cannot use the kubeconfig {files}: {said}" if files else f"{_NO_LOGIN}: {said}"
-        raise ApiError(0, "NoConfiguration", what) from error
+        raise ApiError(0, NO_CONFIGURATION, what) from error
 
 
 def _namespace_of_pod() -> str:

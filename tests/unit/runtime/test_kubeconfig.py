@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from kubernetes.aio.client import Configuration
 
+from ddpjob_operator.follow.outage import is_passing
 from ddpjob_operator.runtime import login
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in
@@ -84,3 +87,59 @@ async def test_a_context_is_not_the_cluster_of_the_pod(tmp_path: Path, monkeypat
     with pytest.raises(ApiError, match="^NoConfiguration: there is no kubeconfig, and so no context prod; name one in"):
         await log_in("prod")
     assert len(asked) == 1
+
+
+TOKEN = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "fresh"}}'
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes the kubeconfig of a user with a login plugin; a text is what a shell runs as the plugin."""
+
+    def make(script: str | None, **fields: Any) -> None:
+        own = {"command": "no-such-plugin"} if script is None else {"command": "sh", "args": ["-c", script]}
+        given = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "IfAvailable", **own, **fields}
+        config = yaml.safe_load(write(tmp_path / "config", "dev", "dev").read_text())
+        config["users"][0]["user"] = {"exec": given}
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+    return make
+
+
+@pytest.mark.processes
+async def test_what_a_plugin_says_is_shown_and_its_token_used(
+    plugin: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = f"""echo "type $CODE in a browser" >&2; test "$KUBERNETES_EXEC_INFO" && echo '{TOKEN}'"""
+    plugin(script, env=[{"name": "CODE", "value": "ABCD"}])
+    assert (await log_in()).headers["Authorization"] == "Bearer fresh"
+    assert capsys.readouterr().err == "type ABCD in a browser\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("script", "fields", "said"),
+    [
+        (None, {}, "no-such-plugin cannot be run: No such file or directory; install it, and see that PATH has it"),
+        (None, {"installHint": "Install it\nfrom x.test"}, "No such file or directory; Install it from x.test"),
+        ("echo The SSO session has expired >&2; exit 255", {}, "exit code 255: The SSO session has expired; log in as"),
+        ("exit 3", {}, "sh ended with exit code 3; log in as for kubectl"),
+        ("echo no JSON", {}, "sh answered no ExecCredential"),
+        ("echo '[]'", {}, "sh answered no ExecCredential"),
+        ("""echo '{"apiVersion": "client.authentication.k8s.io/v1"}'""", {}, "answered neither a token nor"),
+        (f"echo '{TOKEN}'", {"apiVersion": "client.authentication.k8s.io/v1beta1"}, "write the kubeconfig anew"),
+        (None, {"command": None}, "has no command or no apiVersion"),
+    ],
+)
+async def test_a_plugin_that_gives_no_credentials_is_the_error(
+    plugin: Callable[..., None], script: str | None, fields: dict[str, Any], said: str
+) -> None:
+    """Without credentials the answer was about what `system:anonymous` may not do, with advice to ask for a role."""
+    plugin(script, **fields)
+    with pytest.raises(ApiError) as refused:
+        await log_in()
+    assert "cannot use the kubeconfig " in refused.value.message
+    assert said in refused.value.message
+    assert "\n" not in refused.value.message
+    assert not is_passing(refused.value)
