@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
@@ -24,6 +25,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config
 from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import NO_CONFIGURATION, ApiError, without_frames
 from ddpjob_operator.runtime.kubeconfig import load
+from ddpjob_operator.runtime.proxy import SCHEMES, in_words, proxy_of_environment
 from ddpjob_operator.settings import VERSION
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,11 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
         ApiError: neither is there, or it cannot be used.
     """
     configuration, namespace = await _read_configuration(context)
+    proxy: str | None = configuration.proxy or None
+    if proxy is not None and urlsplit(proxy).scheme not in SCHEMES:
+        what = f"cannot use the proxy-url {in_words(proxy)} of the kubeconfig: only HTTP proxies can be used"
+        fix = "name one, or forward a port to the API server (ssh -L), with server and tls-server-name to match"
+        raise ApiError(0, NO_CONFIGURATION, f"{what}; {fix}")
     try:
         is_https = configuration.host.startswith("https")
         file = Path(configuration.ssl_ca_cert) if is_https and configuration.ssl_ca_cert else None
@@ -108,7 +115,7 @@ async def log_in(context: str | None = None, agent: str = OPERATOR) -> Login:
         server=configuration.host.rstrip("/"),
         tls=tls,
         headers=headers,
-        proxy=configuration.proxy or None,
+        proxy=proxy,
         server_name=configuration.tls_server_name or None,
         namespace=namespace,
         authorities=Authorities(file, tls, read) if file is not None and tls is not None else None,
@@ -169,7 +176,9 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
     try:
         if files:
             _refuse_if_missing(files)
-            return configuration, await load(files, context, configuration)
+            namespace = await load(files, context, configuration)
+            configuration.proxy = configuration.proxy or proxy_of_environment(configuration.host, os.environ)
+            return configuration, namespace
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
         return configuration, _namespace_of_pod()
     except (ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
