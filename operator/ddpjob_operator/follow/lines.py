@@ -64,6 +64,38 @@ class Line:
         return f"[rank {self.rank}] {self.text}"
 
 
+@dataclass(slots=True)
+class SoFar:
+    """Up to where a log was read, for the lines that come again with a new connection.
+
+    A stamp does not tell lines apart: CRI-O gives the same one to all lines that it has read at once.
+    """
+
+    stamp: str = ""
+    """Of the last line; empty before the first."""
+    _lines: int = 0
+    """With that stamp."""
+    _again: int | None = None
+    """So many lines with that stamp come again; None once a line has come that is new."""
+
+    def connected(self) -> None:
+        """From the stamp of the last line on: that one, and maybe some before it, come again."""
+        self._again = self._lines
+
+    def is_new(self, stamp: str) -> bool:
+        """Whether the next line, which has this stamp, is new; then it is the last one."""
+        if self._again is not None:
+            if stamp < self.stamp:
+                return False
+            if stamp == self.stamp and self._again > 0:
+                self._again -= 1
+                return False
+            self._again = None
+        self._lines = self._lines + 1 if stamp == self.stamp else 1
+        self.stamp = stamp
+        return True
+
+
 def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
     """A line of a pod's log with `timestamps=true`. Lines of the first rank of a node have no prefix."""
     stamp, _, text = raw.partition(" ")

@@ -19,7 +19,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.failure.detect import is_stopping
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.follow.lines import Line, Wanted, is_wanted, last_of, nodes_without_log, parse_line, pods_of
+from ddpjob_operator.follow.lines import Line, SoFar, Wanted, is_wanted, last_of, nodes_without_log, parse_line, pods_of
 from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.runtime.client import Client
@@ -128,30 +128,30 @@ class JobLogs:
         """One pod's log to its end. A connection that breaks is made again, from the last line on; that is said once
         until there is another line.
         """
-        query, last, said_at = self.wanted.query(), "", None
+        query, so_far, said_at = self.wanted.query(), SoFar(), None
         begins_late = self.wanted.tail is not None and self.wanted.is_selective
         while True:
             try:
                 if begins_late:
-                    so_far = [line async for line in self._lines(pod, **query)]
-                    for line in last_of(so_far, self.wanted):
+                    found = [line async for line in self._lines(pod, **query)]
+                    for line in last_of(found, self.wanted):
                         say(line)
                     begins_late = False
-                    if so_far:
-                        last = so_far[-1].stamp
-                        query = {"sinceTime": last}
+                    for line in found:
+                        so_far.is_new(line.stamp)
+                    query = {"sinceTime": so_far.stamp} if found else query
+                so_far.connected()
                 async for line in self._lines(pod, follow="true", **query):
-                    if line.stamp > last:
+                    if so_far.is_new(line.stamp):
                         say(line)
-                        last = line.stamp
                 return
             except _Absent:
                 return
             except ApiError as error:
-                if last != said_at:
-                    said_at = last
+                if so_far.stamp != said_at:
+                    said_at = so_far.stamp
                     note(f"{pod.name}: {error.message}; connecting again")
-                query = {"sinceTime": last} if last else query
+                query = {"sinceTime": so_far.stamp} if so_far.stamp else query
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
     async def _lines(self, pod: PodView, **query: str) -> AsyncIterator[Line]:

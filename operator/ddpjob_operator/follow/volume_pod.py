@@ -10,6 +10,7 @@ from typing import Any
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodPhase
+from ddpjob_operator.follow.lines import SoFar
 from ddpjob_operator.follow.table import printable, visible
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -97,19 +98,19 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
 
     A connection that breaks, as one that is silent for long may, is made again from the last line on.
     """
-    last, query = "", {"container": container, "follow": "true", "timestamps": "true"}
+    so_far, query = SoFar(), {"container": container, "follow": "true", "timestamps": "true"}
     while True:
+        so_far.connected()
         try:
             async for raw in client.lines(f"{path}/log", **query):
                 stamp, _, text = raw.partition(" ")
-                if stamp > last:
-                    last = stamp
+                if so_far.is_new(stamp):
                     yield visible(text)
             return
         except ApiError as error:
             if error.status:
                 raise
-            query |= {"sinceTime": last} if last else {}
+            query |= {"sinceTime": so_far.stamp} if so_far.stamp else {}
             await client.get(path, "pods")  # raises where the API server itself does not answer
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 

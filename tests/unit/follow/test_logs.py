@@ -101,6 +101,57 @@ async def test_the_last_lines_are_counted_among_those_that_are_wanted(wanted: Wa
     assert followed == texts
 
 
+class Breaks(Pods):
+    """The connection breaks once, after so many lines."""
+
+    LOG = (
+        "2030-01-01T12:00:00Z a",
+        "2030-01-01T12:00:01Z b",
+        "2030-01-01T12:00:01Z c",
+        "2030-01-01T12:00:01Z d",
+        "2030-01-01T12:00:02Z e",
+    )
+
+    def __init__(self, after: int) -> None:
+        self.after: int | None = after
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        number = 0
+        async for line in super().lines(path, **query):
+            if number == self.after:
+                self.after = None
+                raise ApiError(0, "ConnectionFailed", "it broke")
+            number += 1
+            yield line
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_lines_with_one_time_stamp_are_all_shown_once(after: int) -> None:
+    """CRI-O gives the same stamp to all lines that it has read at once, such as those of a traceback."""
+    logs = JobLogs(cast(Any, Breaks(after)), "default", "digits", ranks_per_node=2, wanted=Wanted())
+    lines, notes = list[str](), list[str]()
+
+    async def followed() -> None:
+        await logs._stream(pod(0, 0), lambda line: lines.append(line.text), notes.append)
+
+    run(followed())
+    assert lines == ["a", "b", "c", "d", "e"]
+    assert notes == ([] if after == 5 else ["digits-0-0: it broke; connecting again"])
+
+
+async def test_the_last_ones_of_lines_with_one_time_stamp_come_once() -> None:
+    logs = JobLogs(
+        cast(Any, Breaks(9)),
+        "default",
+        "digits",
+        ranks_per_node=2,
+        wanted=Wanted(pattern=re.compile("[b-d]"), tail=2),
+    )
+    lines = list[str]()
+    await logs._stream(pod(0, 0), lambda line: lines.append(line.text), pytest.fail)
+    assert lines == ["c", "d"]
+
+
 async def test_what_the_kubelet_says_of_a_container_that_is_gone_is_no_line_of_a_rank() -> None:
     pods = Pods()
     pods.LOG = (f"{STAMP} step 1", "error: code = NotFound desc = an error occurred when try to find container")

@@ -76,6 +76,20 @@ async def test_the_pods_log_and_exit_code_are_those_of_the_command() -> None:
     assert pods.deleted == 1
 
 
+async def test_lines_with_one_time_stamp_are_all_said() -> None:
+    """CRI-O gives the same stamp to all lines that it has read at once: of 8 KiB one line was left."""
+
+    class OfCriO(Pods):
+        async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+            for line in self.log:
+                yield f"2030-01-01T12:00:00Z {line}"
+
+    said = list[str]()
+    pods = OfCriO({"phase": "Running"}, ended(0), log=("step 20: ok", "step 10: ok"))
+    assert await run(pods, said) == 0
+    assert said == ["step 20: ok", "step 10: ok"]
+
+
 async def test_a_container_that_a_webhook_has_injected_is_not_the_command() -> None:
     """An API server wants to know which one where there are several; the kubelet sorts them by name."""
     proxy = {"name": "istio-proxy", "state": {"terminated": {"exitCode": 137}}}
