@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
@@ -15,6 +16,7 @@ from ddpjob_operator.follow.table import visible
 T = TypeVar("T")
 
 _LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
+_LOCAL_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a rank: its time stamp as the kubelet wrote it (RFC 3339), where it is from, and its text.
+    """A line of a rank: its time stamp of the kubelet (RFC 3339, in UTC), where it is from, and its text.
 
     One from a volume has an empty stamp and, of a job that is gone, node rank 0.
     """
@@ -104,7 +106,18 @@ def parse_line(raw: str, node: int, ranks_per_node: int) -> Line:
     found = _LOCAL_RANK.match(text)
     local_rank = int(found[1]) if found else 0
     text = text[found.end() :] if found else text
-    return Line(stamp, node, node * ranks_per_node + local_rank, visible(text))
+    return Line(in_utc(stamp), node, node * ranks_per_node + local_rank, visible(text))
+
+
+def in_utc(stamp: str) -> str:
+    """The time stamp of a line, so that all can be compared as text. Container runtimes write the local time of their
+    node, in which an hour comes twice where clocks are set back.
+    """
+    found = _LOCAL_TIME.fullmatch(stamp)
+    if found is None:
+        return stamp
+    seconds, fraction, offset = found.groups()
+    return f"{datetime.fromisoformat(seconds + offset).astimezone(UTC):%Y-%m-%dT%H:%M:%S}{fraction or ''}Z"
 
 
 def is_wanted(line: Line, wanted: Wanted) -> bool:

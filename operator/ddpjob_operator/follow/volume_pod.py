@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodPhase
-from ddpjob_operator.follow.lines import SoFar
+from ddpjob_operator.follow.lines import SoFar, in_utc
 from ddpjob_operator.follow.table import printable, visible
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -104,7 +104,7 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
         try:
             async for raw in client.lines(f"{path}/log", **query):
                 stamp, _, text = raw.partition(" ")
-                if so_far.is_new(stamp):
+                if so_far.is_new(in_utc(stamp)):
                     yield visible(text)
             return
         except ApiError as error:

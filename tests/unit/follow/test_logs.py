@@ -44,6 +44,22 @@ def test_a_line_has_its_global_rank_and_no_control_characters(raw: str, rank: in
 
 
 @pytest.mark.parametrize(
+    ("stamp", "utc"),
+    [
+        (STAMP, STAMP),
+        ("2026-10-25T02:59:59.123456789+02:00", "2026-10-25T00:59:59.123456789Z"),
+        ("2026-10-25T02:00:00.000000001+01:00", "2026-10-25T01:00:00.000000001Z"),
+        ("2026-01-01T04:29:59+05:30", "2025-12-31T22:59:59Z"),
+        ("2025-12-31T22:00:00.5-08:00", "2026-01-01T06:00:00.5Z"),
+        ("2026-01-01T00:00:00.000000000+00:00", "2026-01-01T00:00:00.000000000Z"),
+    ],
+)
+def test_the_local_time_of_a_node_is_compared_as_utc(stamp: str, utc: str) -> None:
+    """Ranks on nodes in other time zones were out of order, and an hour was lost where clocks were set back."""
+    assert parse_line(f"{stamp} step 1", node=0, ranks_per_node=1).stamp == utc
+
+
+@pytest.mark.parametrize(
     ("wanted", "names"),
     [
         (Wanted(), ["digits-2-0", "digits-2-1"]),
