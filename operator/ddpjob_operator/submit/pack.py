@@ -218,7 +218,7 @@ def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File],
 def _walk(folder: Path, exclude: set[Path], left_out: list[str], ignored: dict[str, int]) -> Iterator[Path]:
     """All files to send. What is not goes into `left_out` with the reason, or into `ignored`."""
     rules = {folder: [*_rules_above(folder), *_rules_of(folder)]}
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=_refuse_closed):
         here = Path(place)
         inherited = rules.pop(here)
         for name in sorted(folders):
@@ -240,6 +240,12 @@ def _walk(folder: Path, exclude: set[Path], left_out: list[str], ignored: dict[s
                 left_out.append(f"{path.relative_to(folder)}: is a link to {path.readlink()}, outside the folder")
             elif path.is_file() and not _is_left_out(path, inherited, left_out, ignored, folder):
                 yield path
+
+
+def _refuse_closed(error: OSError) -> None:
+    """A folder that may not be read, such as that of a container that runs as root, may have code."""
+    if isinstance(error, PermissionError):
+        raise error
 
 
 def _is_printable(name: str) -> bool:
@@ -287,7 +293,7 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
     """As git decides: the last pattern that matches wins, and the innermost file of patterns comes last."""
     is_folder = path.is_dir()
     end = "/" if is_folder else ""
-    if is_folder and any((path / marker).exists() for marker in ("pyvenv.cfg", FETCHED)):
+    if is_folder and _is_marked(path):
         return True
     if _matches(_NO_CODE, path.name, is_folder):
         return True
@@ -305,6 +311,14 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
         left_out.append(f"{path.relative_to(top)}{end}: may be a secret; `!{path.name}{end}` in .ddpjobignore sends it")
         return True
     return False
+
+
+def _is_marked(folder: Path) -> bool:
+    """Whether it is a virtual environment, or from `ddpjob code`. One that may not be entered does not show it."""
+    try:
+        return any((folder / marker).exists() for marker in ("pyvenv.cfg", FETCHED))
+    except PermissionError:
+        return False
 
 
 def _ignored_in_words(ignored: Mapping[str, int]) -> list[str]:

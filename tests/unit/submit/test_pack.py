@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,6 +122,36 @@ def test_what_is_no_code_is_left_out(folder: Path) -> None:
     )
     write(folder, **{"env/lib/torch.py": "", "shared/checkpoints/big": ""})
     assert pack(folder, exclude=[folder / "shared"]).sha256 == expected.sha256
+
+
+@pytest.fixture
+def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that only another user may enter, also where the tests run as root, whom nothing refuses."""
+    place = folder / "pgdata"
+    place.mkdir()
+    scandir, stat = os.scandir, Path.stat
+
+    def refusing_scandir(path: Any = ".") -> Any:
+        if Path(path) == place:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def refusing_stat(self: Path, **options: Any) -> os.stat_result:
+        if self.parent == place:
+            raise PermissionError(13, "Permission denied", str(self))
+        return stat(self, **options)
+
+    monkeypatch.setattr(os, "scandir", refusing_scandir)
+    monkeypatch.setattr(Path, "stat", refusing_stat)
+    return place
+
+
+def test_a_folder_that_may_not_be_read_is_refused_and_can_be_listed(folder: Path, closed: Path) -> None:
+    """Such as one that a container has made as root, or lost+found. The advice was refused for the same reason."""
+    with pytest.raises(BadCode, match=f"{closed}: Permission denied; make it readable, or list it in .ddpjobignore"):
+        pack(folder)
+    write(folder, **{".ddpjobignore": "pgdata/\n"})
+    assert pack(folder).left_out == ("pgdata/: is listed in .gitignore or .ddpjobignore",)
 
 
 def test_a_folder_that_is_ignored_is_named_and_no_cache_is(folder: Path) -> None:
