@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ class Cluster:
 
     context: str | None = None
     namespace: str | None = None
+
+    def command(self, *words: str, namespace: str, default: str) -> str:
+        """`ddpjob` with these words, to copy: it asks the same cluster, and this namespace, which is named unless it is
+        the default one of the kubeconfig.
+        """
+        place = () if namespace == default else ("-n", namespace)
+        context = () if self.context is None else ("--context", self.context)
+        return shlex.join(("ddpjob", *words, *place, *context))
 
 
 def change(cluster: Cluster, name: str, spec: dict[str, object], done: str) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 from contextlib import suppress
+from functools import partial
 
 from ddpjob.handle import AsyncJob
 from ddpjob_operator.cli.jobs import print_object
@@ -37,9 +38,14 @@ def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: b
         given = submission.content["metadata"].get("namespace")
         place = given if cluster.namespace is None and given else namespace
         content = {**submission.content, "metadata": {**submission.content["metadata"], "namespace": place}}
-        sent = await send(
-            client, place, Submission(submission.job, content, submission.code), replace=replace, note=print_note
-        )
+        again = partial(cluster.command, namespace=place, default=client.namespace)
+        try:
+            sent = await send(
+                client, place, Submission(submission.job, content, submission.code), replace=replace, note=print_note
+            )
+        except asyncio.CancelledError:  # Ctrl-C; one that it replaces may be deleted already
+            print(f"stopped while {name} was sent; {again('get', name)} says whether it is there")
+            raise
         if form is not None:
             print_object(sent.job, form)
             return SUCCEEDED
@@ -49,11 +55,15 @@ def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: b
         verb = "created" if sent.replaced is None else f"created, in place of the one that was {sent.replaced}"
         print(f"{name} is {verb}: {submission.job.size_in_words} in namespace {place}")
         if detach:
-            print(f"ddpjob logs -f {name} shows its output, ddpjob watch {name} its progress")
+            print(f"{again('logs', '-f', name)} shows its output, {again('watch', name)} its progress")
             return SUCCEEDED
-        return await _follow(client, place, submission)
+        try:
+            return await _follow(client, place, submission)
+        except asyncio.CancelledError:
+            print(f"{name} goes on; {again('logs', '-f', name)} shows its output again")
+            raise
 
-    return asked(cluster, ask, interrupted=f"{name} goes on; ddpjob logs -f {name} shows its output again")
+    return asked(cluster, ask)
 
 
 async def _follow(client: Client, namespace: str, submission: Submission) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 from ddpjob_operator.api.status import Phase
@@ -19,12 +20,17 @@ def show_watch(cluster: Cluster, name: str) -> int:
     """Show the job until it has ended; 0 if it has succeeded, 1 if it failed."""
 
     async def ask(client: Client, namespace: str) -> int:
-        with display_for(sys.stdout) as display:
-            status = await watch(client, namespace, name, display)
+        try:
+            with display_for(sys.stdout) as display:
+                status = await watch(client, namespace, name, display)
+        except asyncio.CancelledError:  # Ctrl-C
+            again = cluster.command("watch", name, namespace=namespace, default=client.namespace)
+            print(f"{name} goes on; {again} shows it again")
+            raise
         if status.phase is Phase.SUCCEEDED:
             print(success_in_words(status))
             return SUCCEEDED
         print(why(await see(client, namespace, name)).text(), file=sys.stderr)
         return FAILED
 
-    return asked(cluster, ask, interrupted=f"{name} goes on; ddpjob watch {name} shows it again")
+    return asked(cluster, ask)

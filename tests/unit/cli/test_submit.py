@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from typer.testing import CliRunner
 from ddpjob import DDPJob
 from ddpjob_operator.cli import submit
 from ddpjob_operator.cli.main import app
+from ddpjob_operator.cli.on_cluster import Cluster
 from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Answer
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.submit.send import Sent
 
 
 class Flaky:
@@ -105,3 +109,62 @@ def test_an_owner_is_in_what_a_dry_run_prints(tmp_path: Path, monkeypatch: pytes
     assert yaml.safe_load(done.stdout)["metadata"]["annotations"] == {"training.ddpjob.io/owner": "ada@example.org"}
     done = CliRunner().invoke(app, ["submit", "train.py", "--dry-run", "--owner", "x" * 65])
     assert (done.exit_code, done.stderr) == (2, "error: --owner: has 65 characters; write at most 64\n")
+
+
+def interrupted(cluster: Cluster, ask: Callable[[Any, str], Awaitable[int]]) -> int:
+    """As `asked`, on a cluster whose kubeconfig names the namespace `default`."""
+
+    async def connected() -> int:
+        return await ask(SimpleNamespace(namespace="default"), cluster.namespace or "default")
+
+    try:
+        return asyncio.run(connected())
+    except asyncio.CancelledError:
+        return 130
+
+
+@pytest.mark.parametrize(
+    ("cluster", "in_the_file", "options"),
+    [
+        (Cluster(), None, ""),
+        (Cluster(), "team", " -n team"),
+        (Cluster(None, "team"), None, " -n team"),
+        (Cluster(None, "default"), "team", ""),
+        (Cluster("prod"), "team", " -n team --context prod"),
+    ],
+)
+def test_ctrl_c_says_what_is_there_and_a_command_that_asks_the_same_cluster(
+    cluster: Cluster,
+    in_the_file: str | None,
+    options: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A job that was still being sent was said to go on, and the command asked another namespace."""
+
+    async def stop(*_: Any, **__: Any) -> Any:
+        raise asyncio.CancelledError
+
+    async def sent(*_: Any, **__: Any) -> Sent:
+        return Sent({}, 0, None)
+
+    (tmp_path / "train.py").write_text("print(1)")
+    submission = DDPJob(script="train.py", folder=tmp_path).submission()
+    if in_the_file is not None:
+        metadata = {**submission.content["metadata"], "namespace": in_the_file}
+        submission = replace(submission, content={**submission.content, "metadata": metadata})
+    monkeypatch.setattr(submit, "asked", interrupted)
+
+    def last_line(*, detach: bool) -> str:
+        submit.submit(cluster, submission, replace=False, detach=detach)
+        return capsys.readouterr().out.splitlines()[-1]
+
+    monkeypatch.setattr(submit, "send", stop)
+    said = f"stopped while train was sent; ddpjob get train{options} says whether it is there"
+    assert last_line(detach=False) == said
+    monkeypatch.setattr(submit, "send", sent)
+    monkeypatch.setattr(submit, "_follow", stop)
+    assert last_line(detach=False) == f"train goes on; ddpjob logs -f train{options} shows its output again"
+    shown = f"ddpjob logs -f train{options} shows its output, ddpjob watch train{options} its progress"
+    assert last_line(detach=True) == shown
