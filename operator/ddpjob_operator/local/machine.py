@@ -47,7 +47,7 @@ def this_machine(shared: Path) -> Machine:
         host=socket.gethostname(),
         shared=shared,
         environ=dict(os.environ),
-        cores=len(os.sched_getaffinity(0)),
+        cores=_cores(),
         gpus=_gpus(),
     )
 
@@ -164,6 +164,11 @@ def _admitted(job: Job) -> Admitted:
     admitted = admit(job, Defaults(bounds=Bounds(pod_security=PodSecurity.PRIVILEGED)))
     assert isinstance(admitted, Admitted), admitted.problems
     return admitted
+
+
+def _cores() -> int:
+    """Those that this process may use. macOS, on which the run is refused, does not say which these are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> tuple[str, ...]:

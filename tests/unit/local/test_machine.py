@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +30,16 @@ def job(**spec: Any) -> Job:
 def test_a_run_on_this_machine_is_neither_suspended_nor_deleted_after_its_end() -> None:
     spec = as_run_here(job(suspend=True, ttlSecondsAfterFinished=0, nodes=2)).spec
     assert (spec.suspend, spec.ttl_seconds_after_finished, spec.nodes) == (False, None, 2)
+
+
+def test_a_machine_that_is_not_linux_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python on macOS has no os.sched_getaffinity: `ddpjob run` ended with a traceback."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    machine = this_machine(tmp_path)
+    assert machine.cores >= 1
+    (said,) = missing_here(job(), machine)
+    assert said.startswith("ddpjob run needs Linux, and this is darwin; run it in a Linux container")
 
 
 @pytest.mark.parametrize("suspend", [True, False])
