@@ -18,7 +18,7 @@ from ddpjob_operator.follow.job_lines import Volume, job_lines
 from ddpjob_operator.follow.lines import Line, Wanted
 from ddpjob_operator.follow.logs import JobLogs
 from ddpjob_operator.follow.outage import Patient
-from ddpjob_operator.follow.read import ranks_per_node, read_job, see
+from ddpjob_operator.follow.read import read_job, see
 from ddpjob_operator.follow.volume_snapshots import Snapshot, snapshots_on_volume
 from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import Answer, why
@@ -26,7 +26,7 @@ from ddpjob_operator.local.display import Display
 from ddpjob_operator.runtime.client import Client, Json, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import CLI
-from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.jobs import parse_status, ranks_per_node
 
 _RESOURCE = "ddpjobs"
 _SECONDS_BETWEEN_LOOKS = 1.0

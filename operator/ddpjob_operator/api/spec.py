@@ -6,6 +6,7 @@ documentation. Bounds of single fields are here. Rules between fields are in `ru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -170,9 +171,13 @@ class DDPJobSpec(APIModel):
     @property
     def gpus_per_node(self) -> int:
         """GPUs in the limits of a pod, of whatever vendor."""
-        limits = (self.resources.limits if self.resources else None) or {}
-        gpus = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
-        return sum(int(count) for count in gpus if count.isdigit())
+        return gpus_in((self.resources.limits if self.resources else None) or {})
+
+
+def gpus_in(limits: Mapping[str, object]) -> int:
+    """GPUs in the limits of a container, of whatever vendor."""
+    counts = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
+    return sum(int(count) for count in counts if count.isdigit())
 
 
 def _grace_of(template: PodTemplate | None) -> int | None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.lines import Line, Wanted, pods_of
 from ddpjob_operator.follow.logs import JobLogs
-from ddpjob_operator.follow.read import ranks_per_node, read_job, read_pods
+from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.volume_logs import VolumeLogs, may_be_on_volume_alone
 from ddpjob_operator.follow.volume_pod import Note
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
-from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.jobs import parse_status, ranks_per_node
 from ddpjob_operator.wire.pods import parse_pod
 
 Lines = AsyncGenerator[Line, None]

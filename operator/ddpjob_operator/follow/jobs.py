@@ -15,7 +15,7 @@ from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.follow.table import Column, printable, text_table, wrapped
 from ddpjob_operator.local.observed import failure_in_words, progress_in_words, seconds_in_words, snapshot_in_words
 from ddpjob_operator.runtime.client import Json
-from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.jobs import parse_status, ranks_per_node
 from ddpjob_operator.wire.objects import Object, parse_time
 
 _COLUMNS = (
@@ -72,7 +72,7 @@ def summary_lines(job: Object, now: datetime, width: int | None = None) -> list[
         ("Namespace", metadata.get("namespace") or ""),
         ("Created", _when(parse_time(metadata.get("creationTimestamp")), now)),
         ("Time", _time(status, now)),
-        ("Nodes", _nodes(spec, status)),
+        ("Nodes", _nodes(job, status)),
         ("Progress", _progress(status, now)),
         ("Snapshot", _snapshot(status, now)),
         ("Goodput", _goodput(status)),
@@ -155,8 +155,8 @@ def _time(status: DDPJobStatus, now: datetime) -> str:
     return f"{took}, ended {_when(status.completion_time, now)}" if status.completion_time else f"{took} so far"
 
 
-def _nodes(spec: Any, status: DDPJobStatus) -> str:
-    wanted, ranks = status.nodes.total or spec.get("nodes") or 1, spec.get("procsPerNode") or 1
+def _nodes(job: Object, status: DDPJobStatus) -> str:
+    wanted, ranks = status.nodes.total or (job.get("spec") or {}).get("nodes") or 1, ranks_per_node(job)
     spares = f", {status.nodes.spares} standing by" if status.nodes.spares else ""
     ready = f"{status.nodes.ready} of {wanted} ready" if not status.is_final else f"{wanted}"
     return f"{ready}, {ranks} {'rank' if ranks == 1 else 'ranks'} each{spares}"

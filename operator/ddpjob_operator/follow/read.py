@@ -111,12 +111,6 @@ def _warnings(events: Iterable[EventView], uids: set[str]) -> tuple[Warned, ...]
     return tuple(sorted(found, key=lambda warned: warned.time))
 
 
-def ranks_per_node(job: Json) -> int:
-    """Ranks in each pod of the job; 1 if this version of the command cannot read its spec."""
-    spec = _spec(job)
-    return 1 if spec is None else spec.ranks_per_node
-
-
 def _spec(job: Json) -> DDPJobSpec | None:
     try:
         return DDPJobSpec.model_validate(job.get("spec") or {})

@@ -49,7 +49,7 @@ from ddpjob_operator.page.volumes import log_of as volume_log
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.events import EventView
-from ddpjob_operator.wire.jobs import parse_status
+from ddpjob_operator.wire.jobs import parse_status, ranks_per_node
 from ddpjob_operator.wire.links import links_of_annotations
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
@@ -280,9 +280,8 @@ class ClusterSource:
         return Course(kept=tuple(seen.points[step] for step in sorted(seen.points)), note=note)
 
     def _logs(self, namespace: str, job: Json, query: LogQuery) -> JobLogs:
-        ranks = (job.get("spec") or {}).get("procsPerNode") or 1
         wanted = Wanted(rank=query.rank, attempt=query.attempt, tail=query.tail)
-        return JobLogs(self._client, namespace, job["metadata"]["name"], ranks, wanted, _LOG_BYTES)
+        return JobLogs(self._client, namespace, job["metadata"]["name"], ranks_per_node(job), wanted, _LOG_BYTES)
 
     def _commands(self, record: JobRecord) -> tuple[Command, ...]:
         name = record.name
@@ -323,7 +322,7 @@ def record_of(item: Json) -> JobRecord:
         phase=TERMINATING if "deletionTimestamp" in metadata else str(status.phase or Phase.PENDING),
         status=status,
         nodes=_positive(spec.get("nodes")) or 1,
-        ranks_per_node=_positive(spec.get("procsPerNode")),
+        ranks_per_node=ranks_per_node(item),
         about=tuple((title, printable(text)) for title, text in about if text),
         links=links_of_annotations(metadata.get("annotations") or {}),
     )

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ddpjob_operator.api import API_VERSION, KIND
-from ddpjob_operator.api.spec import CONTROLLER_NAME, LONGEST_OWNER, OWNER_ANNOTATION, DDPJobSpec
+from ddpjob_operator.api.spec import CONTROLLER_NAME, LONGEST_OWNER, OWNER_ANNOTATION, DDPJobSpec, gpus_in
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.api.validation import is_pattern
 from ddpjob_operator.api.validation import problems as rule_problems
@@ -103,6 +103,17 @@ def parse_status(given: Object) -> DDPJobStatus:
         return DDPJobStatus.model_validate(given)
     except ValidationError as error:
         return DDPJobStatus.model_validate(_readable(given, [found["loc"] for found in error.errors()]))
+
+
+def ranks_per_node(obj: Object) -> int:
+    """Ranks in each pod of a DDPJob, also of one whose spec this version cannot read; cheap, as for a list of jobs."""
+    spec = obj.get("spec") or {}
+    procs = spec.get("procsPerNode")
+    if isinstance(procs, int) and procs > 0:
+        return procs
+    resources = spec.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    return max(1, gpus_in(limits)) if isinstance(limits, Mapping) else 1
 
 
 def _readable(given: Object, unreadable: list[tuple[Any, ...]]) -> dict[str, Any]:

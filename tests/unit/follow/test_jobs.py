@@ -104,6 +104,19 @@ def test_the_summary_has_what_a_person_asks_first() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("spec", "ranks"),
+    [
+        ({"procsPerNode": None}, "1 rank each"),
+        ({"procsPerNode": None, "resources": {"limits": {"nvidia.com/gpu": 8}}}, "8 ranks each"),
+        ({"procsPerNode": None, "resources": {"limits": {"amd.com/gpu": "2", "cpu": "4"}}}, "2 ranks each"),
+        ({"procsPerNode": 1, "resources": {"limits": {"nvidia.com/gpu": 8}}}, "1 rank each"),
+    ],
+)
+def test_the_summary_counts_a_rank_for_each_gpu(spec: dict[str, Any], ranks: str) -> None:
+    assert f"  Nodes      2 of 2 ready, {ranks}" in summary_lines(job("digits", 12, spec=spec), NOW)
+
+
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
 def test_the_summary_says_that_the_loss_is_not_finite(phase: str) -> None:
     said = "the loss is NaN or infinite since step 12"

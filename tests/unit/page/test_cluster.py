@@ -133,6 +133,19 @@ async def test_without_the_right_to_read_events_the_rest_is_shown_with_a_note() 
     assert [pod.name for pod in found.pods] == ["digits-1-0"]
 
 
+GPUS: dict[str, Any] = {"nodes": 2, "resources": {"limits": {"nvidia.com/gpu": 8, "cpu": "64"}}}
+
+
+async def test_the_ranks_of_a_pod_are_those_of_its_gpus() -> None:
+    """Without procsPerNode there is a rank for each GPU: lines had the numbers of other ranks, and most had no page."""
+    server = ApiServer(item(spec=GPUS), log=("2030-01-01T11:00:00Z [local rank 3] hello",))
+    logs = source(server)._logs("team", item(spec=GPUS), LogQuery(rank=11))
+    assert (logs.ranks_per_node, logs.wanted.node_of(logs.ranks_per_node)) == (8, 1)
+    assert record_of(item(spec=GPUS)).ranks_per_node == 8
+    assert record_of(item(spec=GPUS | {"procsPerNode": 2})).ranks_per_node == 2
+    assert record_of(item(spec={"nodes": 2})).ranks_per_node == 1
+
+
 async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
     server = ApiServer(item(version=4), log=("2030-01-01T11:00:00Z step 2 of 9, epoch 0, loss 2.5000, 10 samples/s",))
     found = source(server)
