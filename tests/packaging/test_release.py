@@ -179,3 +179,9 @@ esac
         assert (done.returncode, done.stdout) == (7, "asked: why digits\n")
     (installed,) = calls.read_text().splitlines()
     assert installed.endswith(f"{store}/ddpjob-{release['version']()}-py3-none-any.whl[cli]")
+    link = store / "environment" / "bin" / "python"
+    link.unlink()
+    link.symlink_to(tmp_path / "python3.11")  # of a Python that is gone, as after an upgrade
+    done = subprocess.run([plugin, "why", "digits"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "asked: why digits\n")
+    assert calls.read_text().splitlines() == [installed] * 2
