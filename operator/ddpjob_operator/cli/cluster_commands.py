@@ -305,6 +305,8 @@ def logs(
         raise refused((f"--grep: {grep!r} is not a regular expression: {error}",)) from None
     except ValueError as error:
         raise refused((f"--since: {error}",)) from None
+    if since_seconds == 0:
+        raise refused((f"--since: {since} is no time; write such as 10m, or --tail 0 for new lines only",))
     if rank is not None and node is not None:
         raise refused(("--rank, --node: a rank is on one node; give one of them",))
     wanted = Wanted(node=node, rank=rank, attempt=attempt, pattern=pattern, tail=tail, since_seconds=since_seconds)

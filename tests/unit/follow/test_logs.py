@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import pytest
 from tests.unit.virtual_time import run
+from typer.testing import CliRunner
 
+from ddpjob_operator.cli.main import app
 from ddpjob_operator.cli.parameters import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.lines import Wanted, is_wanted, nodes_without_log, parse_line, pods_of
@@ -361,3 +363,11 @@ def test_a_duration_is_written_as_in_kubectl(text: str, expected: int) -> None:
 def test_what_is_no_duration_is_refused_with_one_that_is(text: str) -> None:
     with pytest.raises(ValueError, match="write one such as 90s, 10m or 1h30m"):
         seconds(text)
+
+
+@pytest.mark.parametrize("since", ["0s", "0h0m"])
+def test_no_time_at_all_is_refused_as_kubelets_do(since: str) -> None:
+    """The API server wants a second at least, and `--follow` asked it again until the job had ended."""
+    done = CliRunner().invoke(app, ["logs", "digits", "--follow", "--since", since])
+    said = f"error: --since: {since} is no time; write such as 10m, or --tail 0 for new lines only\n"
+    assert (done.exit_code, done.output) == (2, said)
