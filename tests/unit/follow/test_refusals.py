@@ -12,6 +12,15 @@ from ddpjob_operator.runtime.errors import ApiError
     ("error", "fix"),
     [
         (ApiError(0, "ConnectionFailed", "GET /apis: refused"), "or name another one with --context"),
+        (
+            ApiError(
+                0,
+                "ConnectionFailed",
+                "GET /apis: Cannot connect to host 10.0.0.1:6443 ssl:True [SSLCertVerificationError: (1, '[SSL: "
+                "CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)')]",
+            ),
+            "get the kubeconfig anew, or see whether a proxy stands between",
+        ),
         (ApiError(401, "Unauthorized", "Unauthorized"), "log in to the cluster again"),
         (ApiError(403, "Forbidden", 'User "ann" cannot list resource "ddpjobs"'), "ask for the role view or edit"),
         (
