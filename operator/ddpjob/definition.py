@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ddpjob import cell
 from ddpjob.handle import AsyncJob
 from ddpjob.sync import Job, run
@@ -19,6 +17,7 @@ from ddpjob_operator.runtime.client import connect
 from ddpjob_operator.runtime.login import CLI
 from ddpjob_operator.submit.check import BadJob, check
 from ddpjob_operator.submit.job import Content, ScriptOptions, Submission, script_job
+from ddpjob_operator.submit.kubectl_yaml import dump
 from ddpjob_operator.submit.owner import with_owner
 from ddpjob_operator.submit.send import send
 
@@ -95,7 +94,7 @@ class DDPJob(ScriptOptions):
         """
         if self._source_of_cell() is not None:
             raise BadJob(("function: is in a notebook cell, which a YAML file does not have; write it into a file",))
-        return yaml.safe_dump(self.content(), sort_keys=False, allow_unicode=True)
+        return dump(self.content())
 
     def submit(self, *, namespace: str | None = None, context: str | None = None, replace: bool = False) -> Job:
         """Send it to a cluster, by default the current one of the kubeconfig. `replace` ends a job of that name that

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import yaml
 
 from ddpjob_operator.api import KIND
+from ddpjob_operator.submit.kubectl_yaml import READ, TRUTH
 
 STDIN = "-"
 MAX_BYTES = 1 << 20
@@ -24,16 +25,12 @@ MAX_NODES = 50_000
 """Scalars, lists and mappings of a document, each as often as aliases repeat it: far more than an API server takes."""
 MAX_DEPTH = 64
 
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
-
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """A date without quotes is text, as it is for kubectl."""
+    """What has no quotes is the number, the truth value or the text that it is for kubectl."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, form) for tag, form in resolvers if tag != _TIMESTAMP]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers: ClassVar = READ
+    bool_values: ClassVar = TRUTH
 
 
 _STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import yaml
-
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.cli.parameters import SUCCEEDED, Form
@@ -17,6 +15,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.follow.jobs import job_table, newest_first, summary_lines
 from ddpjob_operator.follow.read import read_job
 from ddpjob_operator.runtime.client import Client, Json
+from ddpjob_operator.submit.kubectl_yaml import dump
 
 _NAME = "ddpjob.training.ddpjob.io"
 """How kubectl names the kind in `-o name`."""
@@ -87,7 +86,7 @@ def _print(found: Json, form: Form) -> None:
     if form is Form.JSON:
         print(json.dumps(found, indent=2))
     else:
-        print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), end="")
+        print(dump(found), end="")
 
 
 def _say_there_is_none(namespace: str | None) -> None:
