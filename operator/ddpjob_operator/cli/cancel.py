@@ -7,7 +7,7 @@ import sys
 
 from ddpjob.handle import AsyncJob
 from ddpjob_operator.cli.on_cluster import Cluster, asked
-from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED
+from ddpjob_operator.cli.parameters import FAILED, INTERRUPTED, SUCCEEDED
 from ddpjob_operator.cli.terminal import is_terminal, print_note
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.names import pvc_name
@@ -50,7 +50,11 @@ def cancel(cluster: Cluster, name: str, *, keep: bool, unasked: bool, wait: bool
     if (code := asked(cluster, find)) != SUCCEEDED:
         return code
     # outside of the event loop, in which Ctrl-C would wait for the answer
-    confirmed = unasked or "deletionTimestamp" in found[0]["metadata"] or _is_confirmed(found[0], keep)
+    try:
+        confirmed = unasked or "deletionTimestamp" in found[0]["metadata"] or _is_confirmed(found[0], keep)
+    except KeyboardInterrupt:
+        print(f"\n{name} goes on")
+        return INTERRUPTED
     if not confirmed:
         print(f"{name} goes on")
         return FAILED
@@ -66,7 +70,7 @@ def _is_confirmed(job: Json, keep: bool) -> bool:
         print("Its volume is deleted with it, with all snapshots (spec.shared.retain: false); --keep keeps it.")
     try:
         answer = input("Cancel it? [y/N] ")
-    except (EOFError, KeyboardInterrupt):
+    except EOFError:
         print()
         return False
     return answer.strip().lower() in ("y", "yes")

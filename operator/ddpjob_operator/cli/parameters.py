@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-SUCCEEDED, FAILED, REFUSED = 0, 1, 2
+SUCCEEDED, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 
 
