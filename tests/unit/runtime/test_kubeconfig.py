@@ -84,7 +84,7 @@ async def test_a_context_is_not_the_cluster_of_the_pod(tmp_path: Path, monkeypat
     monkeypatch.setattr(login, "load_incluster_config", asked.append)
     await log_in()
     assert len(asked) == 1
-    with pytest.raises(ApiError, match="^NoConfiguration: there is no kubeconfig, and so no context prod; name one in"):
+    with pytest.raises(ApiError, match="there is no kubeconfig, and so no context prod; name one in"):
         await log_in("prod")
     assert len(asked) == 1
 
