@@ -6,6 +6,7 @@ one that is there; a login plugin that fails is an error, and not an anonymous u
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from kubernetes.aio.client import Configuration
@@ -26,7 +27,8 @@ class _Loader(kube_config.KubeConfigLoader):
             ConfigException: it gave neither.
         """
         try:
-            status = await credentials(vars(self)["_user"]["exec"].value)
+            user = vars(self)["_user"]
+            status = await credentials(user["exec"].value, Path(user.path).absolute().parent)
         except PluginError as error:
             raise ConfigException(str(error)) from error
         if token := status.get("token"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,42 @@ async def test_a_plugin_that_gives_no_credentials_is_the_error(
     assert said in refused.value.message
     assert "\n" not in refused.value.message
     assert not is_passing(refused.value)
+
+
+@pytest.mark.processes
+async def test_a_browser_that_a_plugin_leaves_open_is_not_waited_for(
+    plugin: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It has the plugin's standard error: with a pipe the command went on once the browser was closed."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    os.mkfifo(tmp_path / "open")
+    plugin(f"""echo log in >&2; cat {tmp_path}/open >&2 & echo '{TOKEN}'""")
+    assert (await log_in()).headers["Authorization"] == "Bearer fresh"
+    (tmp_path / "open").write_text("")
+    assert capfd.readouterr().err == "log in\n"
+
+
+@pytest.mark.processes
+async def test_a_plugin_beside_the_kubeconfig_is_found(plugin: Callable[..., None], tmp_path: Path) -> None:
+    """As by kubectl, whatever folder the command is called in."""
+    (tmp_path / "login").write_text(f"#!/bin/sh\necho '{TOKEN}'\n")
+    (tmp_path / "login").chmod(0o755)
+    plugin(None, command="./login")
+    assert (await log_in()).headers["Authorization"] == "Bearer fresh"
+
+
+@pytest.mark.processes
+async def test_a_plugin_has_ended_where_the_command_was_stopped(plugin: Callable[..., None], tmp_path: Path) -> None:
+    """Ctrl-C while it waits for a person: asyncio printed errors about a process that nothing waits for any more."""
+    os.mkfifo(tmp_path / "pid")
+    plugin(f"echo $$ >{tmp_path}/pid; exec sleep 1000")
+    asking = asyncio.create_task(log_in())
+    pid = int(await asyncio.to_thread((tmp_path / "pid").read_text))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
