@@ -9,12 +9,14 @@ from urllib.parse import urlsplit
 
 SCHEMES: Final = ("http", "https")
 """Of proxies that the client can use. kubectl has SOCKS too."""
+_OF_ENVIRONMENT: Final = "http"
+"""The client checks the certificate of an HTTPS proxy by the authority of the cluster, which did not sign it."""
 _PORTS: Final = {"http": 80, "https": 443}
 
 
 def proxy_of_environment(server: str, environment: Mapping[str, str]) -> str | None:
-    """HTTPS_PROXY, but neither for this machine nor for what NO_PROXY lists; None if there is none, or it is no HTTP
-    proxy: then the server is tried without it.
+    """HTTPS_PROXY, but neither for this machine nor for what NO_PROXY lists; None if there is none, or it is not asked
+    by HTTP: then the server is tried without it.
     """
     url = urlsplit(server)
     host, port = (url.hostname or "").rstrip("."), url.port or _PORTS.get(url.scheme)
@@ -24,13 +26,13 @@ def proxy_of_environment(server: str, environment: Mapping[str, str]) -> str | N
     if any(_excludes(entry.strip().lower(), host, port) for entry in _value(environment, "no_proxy").split(",")):
         return None
     found = proxy if "://" in proxy else f"http://{proxy}"
-    return found if urlsplit(found).scheme in SCHEMES else None
+    return found if urlsplit(found).scheme == _OF_ENVIRONMENT else None
 
 
 def in_words(proxy: str) -> str:
     """Without its user and password."""
-    scheme, _, rest = proxy.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    scheme, end, rest = proxy.rpartition("://")
+    return f"{scheme}{end}{rest.rpartition('@')[2]}"
 
 
 def _value(environment: Mapping[str, str], name: str) -> str:

@@ -52,7 +52,8 @@ def test_a_proxy_is_used_but_for_what_is_excluded(server: str, no_proxy: str, is
     ("environment", "proxy"),
     [
         ({"https_proxy": "proxy.test:3128"}, PROXY),
-        ({"HTTPS_PROXY": "https://ann:secret@proxy.test"}, "https://ann:secret@proxy.test"),
+        ({"HTTPS_PROXY": "http://ann:secret@proxy.test"}, "http://ann:secret@proxy.test"),
+        ({"HTTPS_PROXY": "https://proxy.test"}, None),
         ({"HTTP_PROXY": PROXY}, None),
         ({"HTTPS_PROXY": "socks5://localhost:1080"}, None),
         ({"HTTPS_PROXY": PROXY, "no_proxy": "amazonaws.com"}, None),
@@ -92,10 +93,19 @@ async def test_the_kubeconfig_has_the_first_word(kubeconfig: Path, monkeypatch: 
     assert (await log_in()).proxy == "http://other.test:8080"
 
 
-async def test_a_proxy_that_cannot_be_used_is_named_without_its_password(kubeconfig: Path) -> None:
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("socks5://ann:secret@localhost:1080", "proxy-url socks5://localhost:1080 of"),
+        ("ann:secret@localhost:1080", "proxy-url localhost:1080 of"),
+    ],
+)
+async def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
+    url: str, said: str, kubeconfig: Path
+) -> None:
     """The request was sent to the SOCKS proxy as HTTP, and the advice was to check that the cluster runs."""
-    write(kubeconfig, **{"proxy-url": "socks5://ann:secret@localhost:1080"})
+    write(kubeconfig, **{"proxy-url": url})
     with pytest.raises(ApiError) as refused:
         await log_in()
-    assert "proxy-url socks5://localhost:1080" in refused.value.message
+    assert said in refused.value.message
     assert "ssh -L" in refused.value.message
