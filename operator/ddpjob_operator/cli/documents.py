@@ -7,6 +7,7 @@ events, which builds nothing.
 from __future__ import annotations
 
 import errno
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,15 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     yaml_implicit_resolvers: ClassVar = READ
     bool_values: ClassVar = TRUTH
+
+
+def _float(loader: Any, node: yaml.ScalarNode) -> Any:
+    """One that is too large for a number, as the hash 7e12345 would be, is a text for kubectl."""
+    number: float = loader.construct_yaml_float(node)
+    return number if math.isfinite(number) or "n" in node.value.lower() else node.value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
 
 _STEP = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")

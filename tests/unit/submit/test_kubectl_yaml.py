@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ AS_KUBECTL = [
     ("17", 17), ("+1", 1), ("017", 15), ("0o17", 15), ("0x1F", 31), ("0b11", 3), ("1_000", 1000),
     ("y", True), ("N", False), ("Yes", True), ("off", False), ("true", True), ("null", None), ("~", None),
     ("12:30", "12:30"), ("1:02:03", "1:02:03"), ("2026-01-01", "2026-01-01"), ("=", "="), ("1e", "1e"), ("e3", "e3"),
-    ("1.2.3", "1.2.3"), ("yES", "yES"), ("3e-4x", "3e-4x"), ("train", "train"),
+    ("1.2.3", "1.2.3"), ("yES", "yES"), ("3e-4x", "3e-4x"), ("train", "train"), ("7e12345", "7e12345"),
+    ("-1e999", "-1e999"), ("1e-999", 0.0), (".inf", math.inf), ("-.INF", -math.inf),
 ]  # fmt: skip
 """Scalars without quotes, and what go-yaml 2.4 makes of them (resolve.go)."""
 IDS = [text for text, _ in AS_KUBECTL]
