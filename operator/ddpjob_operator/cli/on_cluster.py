@@ -27,7 +27,7 @@ class Cluster:
         the default one of the kubeconfig.
         """
         place = () if namespace == default else ("-n", namespace)
-        context = () if self.context is None else ("--context", self.context)
+        context = ("--context", self.context) if self.context else ()
         return shlex.join(("ddpjob", *words, *place, *context))
 
 

@@ -170,7 +170,7 @@ async def _read_configuration(context: str | None) -> tuple[Configuration, str]:
     """The configuration of the client, and the namespace that goes with it."""
     configuration = Configuration()
     files = _kubeconfig()
-    if not files and context is not None:  # that of a pod may be another cluster than the one that is asked for
+    if not files and context:  # that of a pod may be another cluster than the one that is asked for
         what = f"there is no kubeconfig, and so no context {context}; name one in KUBECONFIG, or create ~/.kube/config"
         raise ApiError(0, NO_CONFIGURATION, what)
     try:

@@ -131,6 +131,7 @@ def interrupted(cluster: Cluster, ask: Callable[[Any, str], Awaitable[int]]) -> 
         (Cluster(None, "team"), None, " -n team"),
         (Cluster(None, "default"), "team", ""),
         (Cluster("prod"), "team", " -n team --context prod"),
+        (Cluster(""), None, ""),
     ],
 )
 def test_ctrl_c_says_what_is_there_and_a_command_that_asks_the_same_cluster(
