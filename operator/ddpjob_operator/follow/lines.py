@@ -6,7 +6,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -75,25 +75,28 @@ class SoFar:
 
     stamp: str = ""
     """Of the last line; empty before the first."""
-    _lines: int = 0
-    """With that stamp."""
-    _again: int | None = None
-    """So many lines with that stamp come again; None once a line has come that is new."""
+    _texts: list[str] = field(default_factory=list)
+    """Of the lines with that stamp."""
+    _again: deque[str] | None = None
+    """Texts of lines with that stamp that are still to come again; None once a line has come that is new."""
 
     def connected(self) -> None:
         """From the stamp of the last line on: that one, and maybe some before it, come again."""
-        self._again = self._lines
+        self._again = deque(self._texts)
 
-    def is_new(self, stamp: str) -> bool:
-        """Whether the next line, which has this stamp, is new; then it is the last one."""
+    def is_new(self, stamp: str, text: str) -> bool:
+        """Whether the next line, which has this stamp and text, is new; then it is the last one."""
         if self._again is not None:
             if stamp < self.stamp:
                 return False
-            if stamp == self.stamp and self._again > 0:
-                self._again -= 1
+            if stamp == self.stamp and self._again:
+                if text == self._again[0]:  # else it is one that the number of last lines has left out
+                    self._again.popleft()
                 return False
             self._again = None
-        self._lines = self._lines + 1 if stamp == self.stamp else 1
+        if stamp != self.stamp:
+            self._texts.clear()
+        self._texts.append(text)
         self.stamp = stamp
         return True
 

@@ -138,11 +138,11 @@ class JobLogs:
                         say(line)
                     begins_late = False
                     for line in found:
-                        so_far.is_new(line.stamp)
+                        so_far.is_new(line.stamp, line.text)
                     query = {"sinceTime": so_far.stamp} if found else query
                 so_far.connected()
                 async for line in self._lines(pod, follow="true", **query):
-                    if so_far.is_new(line.stamp):
+                    if so_far.is_new(line.stamp, line.text):
                         say(line)
                 return
             except _Absent:

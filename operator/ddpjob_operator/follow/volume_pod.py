@@ -104,7 +104,7 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
         try:
             async for raw in client.lines(f"{path}/log", **query):
                 stamp, _, text = raw.partition(" ")
-                if so_far.is_new(in_utc(stamp)):
+                if so_far.is_new(in_utc(stamp), text):
                     yield visible(text)
             return
         except ApiError as error:

@@ -170,6 +170,21 @@ async def test_the_last_ones_of_lines_with_one_time_stamp_come_once() -> None:
     assert lines == ["c", "d"]
 
 
+def test_lines_that_a_number_of_last_lines_leaves_out_do_not_come_with_a_new_connection() -> None:
+    """The lines of one stamp come again, also those before the last ones that were asked for."""
+    pods = Breaks(1)
+    pods.LOG = Breaks.LOG[1:4]
+    logs = JobLogs(cast(Any, pods), "default", "digits", ranks_per_node=2, wanted=Wanted(tail=2))
+    lines, notes = list[str](), list[str]()
+
+    async def followed() -> None:
+        await logs._stream(pod(0, 0), lambda line: lines.append(line.text), notes.append)
+
+    run(followed())
+    assert lines == ["c", "d"]
+    assert len(notes) == 1
+
+
 async def test_what_the_kubelet_says_of_a_container_that_is_gone_is_no_line_of_a_rank() -> None:
     pods = Pods()
     pods.LOG = (f"{STAMP} step 1", "error: code = NotFound desc = an error occurred when try to find container")
