@@ -28,7 +28,7 @@ class _Loader(kube_config.KubeConfigLoader):
         """
         try:
             user = vars(self)["_user"]
-            status = await credentials(user["exec"].value, Path(user.path).absolute().parent)
+            status = await credentials(user["exec"].value, _folder_of(user.path))
         except PluginError as error:
             raise ConfigException(str(error)) from error
         if token := status.get("token"):
@@ -61,6 +61,10 @@ async def load(files: str, context: str | None, configuration: Configuration) ->
     loader = _new_loader(config_dict=merged.config, active_context=name, config_base_path=None)
     await loader.load_and_set(configuration)
     return str((loader.current_context["context"] or {}).get("namespace") or "default")
+
+
+def _folder_of(file: str) -> Path:
+    return Path(file).absolute().parent
 
 
 def _current_context(merged: Any) -> str:

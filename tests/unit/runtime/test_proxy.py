@@ -100,9 +100,7 @@ async def test_the_kubeconfig_has_the_first_word(kubeconfig: Path, monkeypatch: 
         ("ann:secret@localhost:1080", "proxy-url localhost:1080 of"),
     ],
 )
-async def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
-    url: str, said: str, kubeconfig: Path
-) -> None:
+async def test_a_proxy_that_cannot_be_used_is_named_without_its_password(url: str, said: str, kubeconfig: Path) -> None:
     """The request was sent to the SOCKS proxy as HTTP, and the advice was to check that the cluster runs."""
     write(kubeconfig, **{"proxy-url": url})
     with pytest.raises(ApiError) as refused:
