@@ -14,6 +14,12 @@ SUCCEEDED, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 
 
+class Given:
+    """What stands before the verb and is no parameter of it."""
+
+    kubeconfig: str | None = None
+
+
 class Output(StrEnum):
     """How an answer is printed."""
 
