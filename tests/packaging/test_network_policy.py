@@ -6,7 +6,7 @@ from typing import Any
 
 import helm_python as helm
 import pytest
-from tests.packaging.chart import CHART, VERSIONS, Manifest, of_kind, rendered
+from tests.packaging.chart import CHART, VERSIONS, Manifest, everything, of_kind, rendered
 from tests.support import kubernetes_schemas
 
 from ddpjob_operator.core.manifests.network_policy import DNS_PORTS
@@ -45,7 +45,23 @@ def test_by_default_kubelets_reach_the_probes_and_the_namespace_of_prometheus_th
 
 def test_both_can_be_opened_to_other_peers() -> None:
     peers = {"probesFrom": [NODES], "metricsFrom": [PROMETHEUS]}
-    assert ingress({"operatorNetworkPolicy": peers}) == {"probes": [NODES], "http": [PROMETHEUS]}
+    found = ingress({"operatorNetworkPolicy": peers})
+    assert found.keys() == {"probes", "http"}
+    assert (found["probes"] or [])[0] == NODES
+    assert found["http"] == [PROMETHEUS]
+
+
+def test_where_only_nodes_reach_the_probes_the_pod_of_helm_test_does_too() -> None:
+    """It asks /readyz on the same port, and is no kubelet."""
+    values = {"operatorNetworkPolicy": {"probesFrom": [NODES]}}
+    (pod,) = of_kind("Pod", everything(values))
+    nodes, tester = ingress(values)["probes"] or []
+    assert (nodes, list(tester)) == (NODES, ["podSelector"])
+    selected = tester["podSelector"]["matchLabels"]
+    assert selected
+    assert pod["metadata"]["labels"].items() >= selected.items()
+    operator = of_kind("Deployment", rendered(values))[0]["spec"]["template"]["metadata"]["labels"]
+    assert not operator.items() >= selected.items()
 
 
 def test_without_scrapers_nobody_reaches_the_metrics() -> None:

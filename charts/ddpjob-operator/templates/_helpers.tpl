@@ -179,6 +179,12 @@ a version: they are served since 1.30. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Of the Pod of `helm test`. The operator's own labels would make it a pod of the Service that it asks. */}}
+{{- define "ddpjob.testSelector" -}}
+app.kubernetes.io/name: ddpjob-operator-test
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
 {{/* The dashboard is none of the operator's pods: Service, NetworkPolicy and Deployment of each have their own selector. */}}
 {{- define "ddpjob.dashboardName" -}}
 {{- include "ddpjob.fullname" . }}-dashboard
