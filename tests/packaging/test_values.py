@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,30 @@ def test_labels_are_text_whatever_the_release_is_called(name: str) -> None:
     assert {item["metadata"]["labels"]["app.kubernetes.io/instance"] for item in manifests} == {name}
     selector = of_kind("Deployment", manifests)[0]["spec"]["selector"]["matchLabels"]
     assert selector["app.kubernetes.io/instance"] == name
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("ml.v1", "ml-v1-ddpjob-operator"),
+        ("ddpjob-operator.v1", "ddpjob-operator-v1"),
+        ("1234", "r-1234-ddpjob-operator"),
+        ("9" * 53, "r-" + "9" * 51),
+        ("jobs", "jobs-ddpjob-operator"),
+        ("x" * 53, "x" * 53),
+    ],
+)
+def test_whatever_helm_takes_for_a_release_is_a_name_for_a_service(release: str, name: str) -> None:
+    """Helm takes dots, and a digit in front. The API server refused the Service after other objects were made."""
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render({"dashboard": {"enabled": True}}, name=release, namespace="ddpjob-system")
+    manifests = [item for file, text in texts.items() if not file.endswith("NOTES.txt") for item in documents(text)]
+    services = {service["metadata"]["name"] for service in of_kind("Service", manifests)}
+    assert services == {name, f"{name}-dashboard"}
+    assert [service for service in services if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service)] == []
+    (tester,) = of_kind("Pod", manifests)
+    variable = f"{name.upper().replace('-', '_')}_SERVICE_HOST"
+    assert f"$({variable})" in tester["spec"]["containers"][0]["args"][1], "as the kubelet names it"
 
 
 def test_global_pull_secrets_may_be_names_as_other_charts_of_a_parent_want_them() -> None:

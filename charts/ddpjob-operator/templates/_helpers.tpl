@@ -1,14 +1,18 @@
-{{/* Name of every object: the release's, with the chart's unless it is part of it. */}}
+{{/* Name of every object: the release's, with the chart's unless it is part of it. Helm takes dots in the name of a
+release, and a digit in front; a Service takes neither (RFC 1035). */}}
 {{- define "ddpjob.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 53 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" -}}
+{{- $full := .Release.Name | replace "." "-" -}}
+{{- if not (contains $name $full) -}}
+{{- $full = printf "%s-%s" $full $name -}}
 {{- end -}}
+{{- if regexMatch "^[0-9]" $full -}}
+{{- $full = printf "r-%s" $full -}}
+{{- end -}}
+{{- $full | trunc 53 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
