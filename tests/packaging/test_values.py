@@ -150,6 +150,19 @@ def with_value(values: Manifest, place: tuple[str, ...], value: Any) -> Manifest
     return values | {name: inner}
 
 
+def test_a_namespace_may_have_a_number_for_a_name() -> None:
+    """As one of a pull request or a year has. The API server takes no number for a name."""
+    metrics = {"authentication": True, "readers": [{"name": "2026", "namespace": "2025"}]}
+    values = ALL_PARTS | {"watch": {"namespaces": ["2024"]}, "metrics": metrics}
+    with helm.Chart.load(CHART) as chart:
+        texts = chart.render(values, name="ddpjob-operator", namespace="1234")
+    manifests = [item for file, text in texts.items() if not file.endswith("NOTES.txt") for item in documents(text)]
+    assert {item["metadata"].get("namespace", "") for item in manifests} == {"", "1234", "2024"}
+    subjects = [subject for item in manifests for subject in item.get("subjects", ())]
+    assert {subject["namespace"] for subject in subjects} == {"1234", "2025"}
+    assert "2026" in {subject["name"] for subject in subjects}
+
+
 def test_a_value_that_is_left_empty_is_none_or_is_refused_by_name() -> None:
     """`podLabels:` in a file of values, with nothing behind it, is a null: it takes the chart's own value away."""
     refused = {}
