@@ -56,6 +56,15 @@ def test_without_roles_of_the_chart_the_job_uses_those_of_the_operators_account(
     assert [one["metadata"]["name"] for one in of_kind("ServiceAccount", hooks)] == (["ddpjob"] if own else [])
 
 
+@pytest.mark.parametrize("common", [{}, {"sidecar.istio.io/inject": "true", "team": "ml"}])
+def test_no_proxy_of_a_service_mesh_outlives_the_program_after_uninstalling(common: dict[str, str]) -> None:
+    (job,) = of_kind("Job", everything({"commonLabels": common}))
+    template = job["spec"]["template"]["metadata"]
+    ours = {"sidecar.istio.io/inject": "false", "app.kubernetes.io/name": "ddpjob-operator-release"}
+    assert template["labels"].items() >= (common | ours).items()
+    assert template["annotations"] == {"linkerd.io/inject": "disabled"}
+
+
 class Answer(BaseHTTPRequestHandler):
     """Answers /readyz as the operator does: 503 until it is ready."""
 
