@@ -33,8 +33,9 @@ kubectl get ddpjobs --watch
 - The CustomResourceDefinition is part of the release and is upgraded with it. It stays when the release is
   uninstalled (`crds.keep`): deleting it would delete every job.
 - `watch.namespaces` limits the operator to a list of namespaces. It then has Roles there and no ClusterRole. Without
-  rights on the whole cluster you cannot install a CustomResourceDefinition: ask an administrator to apply
-  `manifests/crd`, and set `crds.enabled` to false.
+  rights on the whole cluster you can install neither the CustomResourceDefinition nor admission policies: ask an
+  administrator to apply `manifests/crd`, and set `crds.enabled` and `admissionPolicies.enabled` to false. The operator
+  enforces the bounds of `tenancy` without policies too.
 - Two replicas: `--set replicaCount=2`. The second is a stand-by; a PodDisruptionBudget keeps one of them during drains,
   and they are spread over nodes where possible.
 - OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`; for the pods of jobs,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 
 import helm_python as helm
 import pytest
 from tests.packaging.chart import (
     ALL_OPTIONS,
+    CHART,
     INSTALLATIONS,
     ROOT,
     Manifest,
+    everything,
     of_kind,
     rendered,
     settings_of,
@@ -61,6 +64,15 @@ def test_a_list_of_namespaces_needs_no_right_on_the_whole_cluster() -> None:
     assert {m["metadata"]["namespace"] for m in of_kind("Role", manifests)} == {"team-a", "team-b", "ddpjob-system"}
     container = of_kind("Deployment", manifests)[0]["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "DDPJOB_OPERATOR_NAMESPACES", "value": "team-a,team-b"} in container["env"]
+
+
+def test_the_readme_names_all_that_an_installer_without_rights_on_the_cluster_leaves_out() -> None:
+    """An object without a namespace takes such a right, also where the operator has none itself."""
+    readme = " ".join((CHART / "README.md").read_text().split())
+    (advice,) = re.findall(r"Without rights on the whole cluster .*? set (.*?) to false", readme)
+    parts = re.findall(r"`(\w+)\.enabled`", advice)
+    values: Manifest = {"watch": {"namespaces": ["team-a"]}} | {part: {"enabled": False} for part in parts}
+    assert [m["kind"] for m in everything(values) if "namespace" not in m["metadata"]] == []
 
 
 @pytest.mark.parametrize("overlay", INSTALLATIONS)
