@@ -199,6 +199,12 @@ def test_every_value_that_helm_is_given_in_a_document_is_one_of_the_chart(page: 
         assert _is_value_of_the_chart(key), key
 
 
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_no_document_has_helm_put_the_values_of_an_older_chart_in_place_of_a_newer_ones(page: Path) -> None:
+    """By `--reuse-values` the defaults are those of the release before: the schema misses every value that is new."""
+    assert [text for _, text in _FENCE.findall(page.read_text()) if " --reuse-values" in text] == []
+
+
 def _is_value_of_the_chart(key: str) -> bool:
     found = yaml.safe_load((ROOT / "charts/ddpjob-operator/values.yaml").read_text())
     for part in key.split("."):
