@@ -113,7 +113,7 @@ def test_every_make_target_in_a_document_exists(page: Path) -> None:
 
 
 def test_gitops_tools_know_every_phase() -> None:
-    argo, flux = (yaml.safe_load(text) for text in _blocks(ROOT / "docs/operating.md", "yml") if KIND in text)
+    argo, flux, _ = (yaml.safe_load(text) for text in _blocks(ROOT / "docs/operating.md", "yml") if KIND in text)
     (lua,) = argo["data"].values()
     assert set(argo["data"]) == {f"resource.customizations.health.{API_VERSION.partition('/')[0]}_{KIND}"}
     assert set(re.findall(r'phase == "(\w+)"', lua)) == {Phase.FAILED, Phase.SUCCEEDED, Phase.SUSPENDED}
@@ -121,6 +121,17 @@ def test_gitops_tools_know_every_phase() -> None:
     assert (check["apiVersion"], check["kind"]) == (API_VERSION, KIND)
     named = {each: re.findall(r"([!=]=) '(\w+)'", check[each]) for each in ("failed", "current")}
     assert named == {"failed": [("==", Phase.FAILED)], "current": [("!=", Phase.FAILED)]}
+
+
+def test_gitops_tools_leave_the_size_of_a_job_to_what_scales_it() -> None:
+    *_, application = (yaml.safe_load(text) for text in _blocks(ROOT / "docs/operating.md", "yml") if KIND in text)
+    (ignored,) = application["spec"]["ignoreDifferences"]
+    assert (ignored["group"], ignored["kind"]) == (API_VERSION.partition("/")[0], KIND)
+    crd = (ROOT / "manifests/crd/ddpjobs.training.ddpjob.io.yaml").read_text()
+    (scaled,) = re.findall(r"specReplicasPath: (\S+)", crd)
+    assert ignored["jsonPointers"] == [scaled.replace(".", "/")]
+    # else the difference is not shown, and yet undone by the next sync
+    assert application["spec"]["syncPolicy"]["syncOptions"] == ["RespectIgnoreDifferences=true"]
 
 
 def test_every_page_is_in_the_index() -> None:
