@@ -141,6 +141,13 @@ def test_no_server_adds_defaults_to_a_restart_rule() -> None:
     assert [name for name, field in fields.items() if "default" in field] == []
 
 
+def test_what_a_server_adds_to_items_of_lists_is_on_the_page_for_gitops() -> None:
+    """A job in Git that lacks it is OutOfSync for Argo CD, whatever is synced."""
+    assert [path for path, node in nodes(SPEC) if "[]" in path and "default" in node] == [".initializers[].env"]
+    page = (MANIFEST.parents[2] / "docs/operating.md").read_text()
+    assert "`env: []`" in page.partition("\n### GitOps\n")[2].partition("\n### ")[0]
+
+
 def test_the_servers_defaults_are_the_models() -> None:
     plain = without_nulls(DDPJobSpec().model_dump(mode="json", by_alias=True))
     assert {name: field["default"] for name, field in SPEC["properties"].items() if "default" in field} == plain
