@@ -1,5 +1,6 @@
 {{/* Name of every object: the release's, with the chart's unless it is part of it. Helm takes dots in the name of a
-release, and a digit in front; a Service takes neither (RFC 1035). */}}
+release and a digit in front, and capitals in an alias, which is the chart's name then; a Service takes none of them
+(RFC 1035). */}}
 {{- define "ddpjob.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
@@ -9,6 +10,7 @@ release, and a digit in front; a Service takes neither (RFC 1035). */}}
 {{- if not (contains $name $full) -}}
 {{- $full = printf "%s-%s" $full $name -}}
 {{- end -}}
+{{- $full = $full | lower | replace "_" "-" -}}
 {{- if regexMatch "^[0-9]" $full -}}
 {{- $full = printf "r-%s" $full -}}
 {{- end -}}
