@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.packaging.chart import (
     settings_of,
 )
 
+from ddpjob_operator.settings import Settings
 from ddpjob_operator.tenancy import read
 
 
@@ -51,6 +54,7 @@ from ddpjob_operator.tenancy import read
         ({"podMonitor": {"interval": "often"}}, "interval"),
         ({"podMonitor": {"limits": {"bodySizeLimit": "8 megabytes"}}}, "bodySizeLimit"),
         ({"settings": {"NAMESPACES": "a"}}, "NAMESPACES"),
+        ({"settings": {"POLL_SECOND": "5"}}, "POLL_SECOND"),
         ({"settings": {"WORKERS": 4}}, "WORKERS"),
         ({"networkPolicy": {"mode": "on"}}, "mode"),
         ({"tenancy": {"bounds": {"maxNodes": 0}}}, "maxNodes"),
@@ -84,6 +88,21 @@ def test_a_chart_that_depends_on_this_one_may_switch_it_on_and_off(tmp_path: Pat
             for enabled in (True, False)
         }
     assert ["kind: Deployment" in text for text in texts.values()] == [True, False]
+
+
+OF_OTHER_VALUES = {
+    "NAMESPACES", "TRAINER_IMAGE", "NETWORK_POLICY", "SCRAPERS", "CONFIG", "PORT", "PROBE_PORT",
+    "METRICS_AUTHENTICATION", "METRICS_CERTIFICATE", "SHARDS", "SHARD", "LEASE_NAME", "LEASE_NAMESPACE", "IDENTITY",
+}  # fmt: skip
+"""Settings that the chart writes from values of their own, and those that must be unlike any other pod's."""
+
+
+def test_settings_of_the_chart_are_those_that_the_operator_knows() -> None:
+    """It ends on any other one: a release with a misspelt name was installed, and its pods never ran."""
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["settings"]
+    known = {field.name.upper() for field in fields(Settings)}
+    assert OF_OTHER_VALUES < known
+    assert sorted(schema["propertyNames"]["enum"]) == sorted(known - OF_OTHER_VALUES)
 
 
 @pytest.mark.parametrize("alias", ["ddpjobOperator", "ddpjob_operator", "Training"])
