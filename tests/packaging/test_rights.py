@@ -13,6 +13,7 @@ from tests.packaging.chart import (
     INSTALLATIONS,
     ROOT,
     Manifest,
+    documents,
     everything,
     of_kind,
     rendered,
@@ -64,6 +65,22 @@ def test_a_list_of_namespaces_needs_no_right_on_the_whole_cluster() -> None:
     assert {m["metadata"]["namespace"] for m in of_kind("Role", manifests)} == {"team-a", "team-b", "ddpjob-system"}
     container = of_kind("Deployment", manifests)[0]["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "DDPJOB_OPERATOR_NAMESPACES", "value": "team-a,team-b"} in container["env"]
+
+
+def test_releases_share_nothing_but_the_crd_where_their_names_differ_as_the_page_asks_for() -> None:
+    """The name of a namespace is no part of names in the cluster: two releases of one name write the same objects."""
+
+    def of_the_cluster(release: str, namespace: str) -> set[tuple[str, str]]:
+        with helm.Chart.load(CHART) as chart:
+            texts = chart.render({"watch": {"namespaces": ["team-a"]}}, name=release, namespace=namespace)
+        found = [m for file, text in texts.items() if not file.endswith("NOTES.txt") for m in documents(text)]
+        return {(m["kind"], m["metadata"]["name"]) for m in found if "namespace" not in m["metadata"]}
+
+    crd = {("CustomResourceDefinition", "ddpjobs.training.ddpjob.io")}
+    assert of_the_cluster("one", "a") & of_the_cluster("two", "a") == crd
+    shared = of_the_cluster("one", "a") & of_the_cluster("one", "b")
+    page = " ".join((ROOT / "docs/operating.md").read_text().split())
+    assert (shared == crd) != ("Each needs a name of its own" in page)
 
 
 def test_the_readme_names_all_that_an_installer_without_rights_on_the_cluster_leaves_out() -> None:
