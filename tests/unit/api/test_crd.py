@@ -142,7 +142,7 @@ def test_no_server_adds_defaults_to_a_restart_rule() -> None:
 
 
 def test_what_a_server_adds_to_items_of_lists_is_on_the_page_for_gitops() -> None:
-    """A job in Git that lacks it is OutOfSync for Argo CD, whatever is synced."""
+    """Argo CD with `ServerSideApply=true` compares lists as a whole, and shows a job that lacks it as OutOfSync."""
     assert [path for path, node in nodes(SPEC) if "[]" in path and "default" in node] == [".initializers[].env"]
     page = (MANIFEST.parents[2] / "docs/operating.md").read_text()
     assert "`env: []`" in page.partition("\n### GitOps\n")[2].partition("\n### ")[0]
