@@ -1,6 +1,6 @@
 {{/* Name of every object: the release's, with the chart's unless it is part of it. Helm takes dots in the name of a
-release and a digit in front, and capitals in an alias, which is the chart's name then; a Service takes none of them
-(RFC 1035). */}}
+release and a digit in front, and capitals and underscores in an alias, which is the chart's name then; a Service takes
+none of them (RFC 1035), but for a digit from Kubernetes 1.36 on. */}}
 {{- define "ddpjob.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 53 | trimSuffix "-" -}}
