@@ -57,7 +57,8 @@ async def test_kubectl_wait_takes_a_condition_for_met_after_an_edit(cluster: Clu
 
 
 async def test_a_job_that_is_applied_again_as_it_is_differs_in_nothing(cluster: Cluster, operator: Operator) -> None:
-    """Argo CD compares as kubectl does, lists as a whole: a default in an item would be a difference for ever."""
+    """kubectl, and Argo CD with `ServerSideApply=true`, compare lists as a whole: a default in an item would be a
+    difference for ever."""
     rules = [{"messagePattern": "Xid", "action": "ExcludeNode"}, {"exitCodes": [3], "action": "Fail"}]
     spec = {"nodes": 2, "restart": {"rules": rules}, "podTemplate": {"spec": {"schedulerName": "none"}}}
     job = {"apiVersion": API_VERSION, "kind": "DDPJob", "metadata": {"name": "digits"}, "spec": spec}

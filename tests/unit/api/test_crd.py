@@ -136,7 +136,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def test_no_server_adds_defaults_to_a_restart_rule() -> None:
-    """Clients compare lists as a whole: `kubectl apply` and Argo CD would find a difference in the same YAML."""
+    """Clients compare lists as a whole: `kubectl apply`, and Argo CD with `ServerSideApply=true`, would find a
+    difference in the same YAML."""
     fields = SPEC["properties"]["restart"]["properties"]["rules"]["items"]["properties"]
     assert [name for name, field in fields.items() if "default" in field] == []
 
