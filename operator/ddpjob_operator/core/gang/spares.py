@@ -125,7 +125,7 @@ def _has_empty_place(look: Look) -> bool:
 
 
 def _good(look: Look) -> list[PodView]:
-    """Spares that are of use: one on a node that the job keeps away from will get no place. Those that run come first."""
+    """Spares that are of use, those that run first: one on a node that the job keeps away from will get no place."""
     spares = (pod for pod in look.observed.pods if _is_spare(pod, look.status))
     allowed, excluded = patience(look), barred(look.status)  # the first walks all pods
     usable = (pod for pod in spares if _is_usable(pod) and pod.node_name not in excluded)
