@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 from pydantic_core import from_json
@@ -82,6 +82,11 @@ def cut(payload: bytes, levels: int = LEVELS) -> bytes:
     return b"".join(kept)
 
 
+_CLOSED: Final = "Connection closed."
+"""What aiohttp says where a stream is read whose session was closed. kopf closes that of all its watches once one of
+them is refused with 401."""
+
+
 class ShallowResponse(aiohttp.ClientResponse):
     """A response whose JSON, and each line of whose stream, is cut before a library decodes it."""
 
@@ -135,6 +140,10 @@ class _ShallowStream:
         except aiohttp.ClientError as error:
             without_frames(error)
             raise copy.copy(error) from error.__cause__
+        except RuntimeError as error:
+            if str(error) != _CLOSED:
+                raise
+            raise aiohttp.ClientConnectionError(_CLOSED) from None  # kopf goes on after this one alone
         if last := b"".join(line):
             yield await _shallow(last)
 

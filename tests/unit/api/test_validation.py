@@ -377,6 +377,7 @@ def template(**spec: Any) -> dict[str, Any]:
     ],
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
          "a trainer that is restarted alone", "a trainer that is not", "a sidecar may be",
+         "a sidecar may be by a rule", "all containers by a rule of one",
          "GPUs that have no ranks", "one rank with all of them", "GPUs of a sidecar", "GPUs that are counted elsewhere",
          "accelerators that are not counted", "one, and parts of one",
          "the name of the job's volume", "that name with another claim", "that name with the same claim",

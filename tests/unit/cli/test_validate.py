@@ -109,7 +109,7 @@ def test_a_mistake_beyond_the_schema_is_named_with_field_value_and_fix(
 @pytest.mark.parametrize(
     "document",
     [
-        job(args=["--task", "my.module:build", "--lr", "1e-3", "--no-deterministic", "--task-options", "a=1"]),
+        job(args=["--task", "my.module:build", "--lr", "0.001", "--no-deterministic", "--task-options", "a=1"]),
         job(args=["--task", "entry_point_of_the_image", "--momentum", "-0.5"]),
         job(entrypoint={"script": "/workspace/train.py"}, args=["--epoch", "3", "anything"]),
         job(nodes=3, args=["--config", "/workspace/run.yaml"]),

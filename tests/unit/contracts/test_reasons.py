@@ -40,7 +40,7 @@ KUBERNETES = frozenset([
 """Kinds, fields and values of Kubernetes that are no reasons of ours."""
 
 OTHER = frozenset([
-    "All", "Any", "Claim", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gang", "Gi", "Job", "Ki", "Live", "Mi", "Missing",
+    "All", "Any", "Claim", "DistNetworkError", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gang", "Gi", "Job", "Ki", "Live", "Mi", "Missing",
     "None", "OutOfMemoryError", "Pi", "ProcessRaisedException", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts",
     "Ti", "Warn",
 ])  # fmt: skip

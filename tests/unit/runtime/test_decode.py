@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -90,6 +91,26 @@ async def test_what_ends_a_stream_is_raised_without_the_stream(server: Server) -
     assert kept.__traceback__ is None
     assert str(kept) == str(ended.value)
     assert kept.__cause__ is ended.value.__cause__
+
+
+@pytest.mark.usefixtures("client")
+async def test_a_stream_whose_session_was_closed_ends_by_an_error_of_the_connection(server: Server) -> None:
+    """kopf closes the session of all watches where one is refused with 401, and goes on after such an error alone."""
+
+    over = asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await over.wait()
+        return response
+
+    server.answers = [endless]
+    async with open_session(await log_in()) as session, session.get(f"{server.url}/watch") as response:
+        await session.close()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await anext(aiter(response.content.iter_chunked(1000)))
+    over.set()
 
 
 @pytest.mark.usefixtures("client")

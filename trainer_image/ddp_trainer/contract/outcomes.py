@@ -40,6 +40,8 @@ _USER_ERROR: Final = f"{UserError.__module__}.{UserError.__qualname__}: "
 ExitClass = tuple[int, str]
 """An exit code and a reason."""
 
+_OF_SOCKETS: Final = "DistNetworkError"
+"""Of torch's; it has the words of the operating system alone."""
 _USAGE: Final = 2
 """With which argparse ends, and Python itself for a bad command line."""
 
@@ -136,7 +138,7 @@ def _classify_one(error: BaseException) -> ExitClass | None:
     if isinstance(error, RuntimeError):
         if no_rendezvous(text):
             return EXIT_FAILED, "RendezvousFailed"
-        if peer_lost(text) or peer_lost(f"{type(error).__name__}: {text}"):
+        if peer_lost(text) or (type(error).__name__ == _OF_SOCKETS and peer_lost(f"{_OF_SOCKETS}: {text}")):
             return EXIT_FAILED, "PeerLost"
         if no_memory(text):
             return EXIT_FAILED, "OutOfMemory"
