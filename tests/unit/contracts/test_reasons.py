@@ -40,9 +40,9 @@ KUBERNETES = frozenset([
 """Kinds, fields and values of Kubernetes that are no reasons of ours."""
 
 OTHER = frozenset([
-    "All", "Any", "Claim", "DistNetworkError", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gang", "Gi", "Job", "Ki", "Live", "Mi", "Missing",
-    "None", "OutOfMemoryError", "Pi", "ProcessRaisedException", "Rendezvous", "Restart", "RestartAndIgnoreMaxRestarts",
-    "Ti", "Warn",
+    "All", "Any", "Claim", "DistNetworkError", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gang", "Gi", "Job", "Ki",
+    "Live", "Mi", "Missing", "None", "OutOfMemoryError", "Pi", "ProcessRaisedException", "Rendezvous", "Restart",
+    "RestartAndIgnoreMaxRestarts", "Ti", "Warn",
 ])  # fmt: skip
 """Units, values of the spec, and names in exceptions."""
 
