@@ -15,6 +15,7 @@ from tests.trainer.forked.start import LIBRARIES
 from tests.trainer.launch.conftest import ROOT, Pod
 from tests.trainer.train.volume import Volume
 
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.snapshots.codec import rng
 
@@ -71,6 +72,32 @@ def test_a_transformers_run_of_epochs_goes_on_with_another_number_of_ranks_only_
     job.trained(1, "with_transformers.py", DDPJOB_ATTEMPT="2", ACCUMULATED="2")
     assert [event["step"] for event in job.events("resumed")] == [7, 7]
     assert max(job.script_losses()) == 18
+
+
+@pytest.mark.parametrize("of_device", [4, 8, 16])
+def test_the_batch_of_a_run_that_resumes_is_that_of_its_own_arguments(tmp_path: Path, of_device: int) -> None:
+    """As with half the ranks. The TrainerState of the checkpoint has the batch of the run before, of 2 ranks."""
+    from ddp_trainer.integrations.transformers import BATCH, DDPJobCallback
+
+    (tmp_path / BATCH).write_text("8")
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(step=0, training_begins=lambda: None, listen=lambda: None)
+    callback._resumes_from = tmp_path
+    arguments = SimpleNamespace(
+        save_only_model=False,
+        auto_find_batch_size=False,
+        train_batch_size=of_device,
+        gradient_accumulation_steps=1,
+        world_size=1,
+        max_steps=-1,
+    )
+    state = SimpleNamespace(global_step=7, train_batch_size=4)
+    if of_device == 8:
+        callback.on_train_begin(arguments, state, None)
+        assert callback.run.step == 7
+        return
+    with pytest.raises(UserError, match=f"trained on 8 samples a step.*this one would on {of_device}:"):
+        callback.on_train_begin(arguments, state, None)
 
 
 def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> None:

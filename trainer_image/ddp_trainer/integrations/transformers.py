@@ -61,8 +61,10 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self.run.training_begins()
         if args.save_only_model:
             raise UserError("save_only_model=True saves nothing to resume from: leave it out of the TrainingArguments")
-        of_rank = (state.train_batch_size or args.train_batch_size) * args.gradient_accumulation_steps
-        self._batch = of_rank * args.world_size
+        # After a resume the state is that of the checkpoint. The Trainer follows the batch in it only where it looks
+        # for one that fits into memory, and then it is in the state of a new run, too.
+        of_device = (args.auto_find_batch_size and state.train_batch_size) or args.train_batch_size
+        self._batch = of_device * args.gradient_accumulation_steps * args.world_size
         if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
             _check_batch(self._resumes_from / BATCH, self._batch)
         self.run.step = state.global_step
