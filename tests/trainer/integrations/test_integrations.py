@@ -223,6 +223,30 @@ def test_a_stop_saves_although_only_the_best_is_to_be_saved() -> None:
     assert (control.should_save, control.should_evaluate, control.should_training_stop) == (True, False, True)
 
 
+def test_what_an_evaluation_has_the_trainer_forget_to_save_is_saved_after_the_next_step() -> None:
+    """With save_strategy="best", should_save is the result of an evaluation after the same step."""
+    from transformers import TrainerControl
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    due = iter([True, False, False])
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(
+        should_save=lambda: next(due), should_stop=lambda: False, step_end=lambda **_: None, epoch=0
+    )
+    arguments, control = SimpleNamespace(save_strategy="best"), TrainerControl(should_evaluate=True)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.2), control)
+    assert (control.should_save, control.should_evaluate) == (True, True)
+    control.should_save = control.should_evaluate = False  # it was not the best
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.4), control)
+    assert control.should_save
+    callback._saved = 2
+    callback.on_save(arguments, SimpleNamespace(global_step=2), control)
+    control.should_save = False
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.6), control)
+    assert not control.should_save
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
 def test_the_loss_of_each_step_is_recorded_with_the_throughput_and_so_is_the_last(tmp_path: Path, library: str) -> None:

@@ -38,6 +38,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._run: Run | None = None
         self._saved: int | None = None
         """The step of the last checkpoint."""
+        self._is_due = False
+        """Whether the job has asked for one that the Trainer has not saved yet."""
         self._resumes_from: Path | None = None
         """The checkpoint that `latest` has given."""
         self._batch = 0
@@ -67,6 +69,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._batch = of_device * args.gradient_accumulation_steps * args.world_size
         if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
             _check_batch(self._resumes_from / BATCH, self._batch)
+        self._is_due = False
         self.run.step = state.global_step
         self.run.listen()
 
@@ -76,14 +79,17 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         is_end = epoch > 0 and epoch.is_integer()
         self.run.epoch = int(epoch) - is_end
         self.run.step_end(epoch_end=is_end)
+        # With save_strategy="best" the Trainer decides anew after an evaluation: then the next step makes up for it.
+        self._is_due = self._is_due or self.run.should_save()
         # After the last step of an epoch the Trainer may save of its own accord, and a second time is one too many.
-        control.should_save = control.should_save or (self.run.should_save() and not is_end)
+        control.should_save = control.should_save or (self._is_due and not is_end)
         control.should_training_stop = control.should_training_stop or self.run.should_stop()
         self._save_at_a_stop(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save what was due after the last step, once."""
-        control.should_save = (control.should_save or self.run.should_save()) and state.global_step != self._saved
+        self._is_due = self._is_due or self.run.should_save()
+        control.should_save = (control.should_save or self._is_due) and state.global_step != self._saved
         self._save_at_a_stop(args, control)
 
     def _save_at_a_stop(self, args: Any, control: Any) -> None:
@@ -93,6 +99,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take over what the Trainer has just saved."""
+        self._is_due = False
         if state.global_step == self._saved:
             return
         source = Path(args.output_dir) / f"checkpoint-{state.global_step}"
