@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -195,6 +196,24 @@ def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volu
     job.trained(2, "with_accelerate.py", DDPJOB_ATTEMPT="1")
     assert job.script_losses() == whole
     assert len(whole) == 12
+
+
+def test_an_accelerator_that_names_its_checkpoints_saves_into_that_of_the_job(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from ddp_trainer.integrations.accelerate import save_state
+
+    project = ProjectConfiguration(str(tmp_path / "project"), automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    model = torch.nn.Linear(2, 1)
+    accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+    folder = tmp_path / "checkpoint"
+    run: Any = SimpleNamespace(checkpoint=lambda step: nullcontext(folder))
+    save_state(run, accelerator)
+    assert (folder / "optimizer.bin").is_file()
+    assert not (tmp_path / "project" / "checkpoints").exists()
+    assert project.automatic_checkpoint_naming
 
 
 @pytest.mark.parametrize(

@@ -34,5 +34,12 @@ def load_state(run: Run, accelerator: Accelerator) -> int:
 
 def save_state(run: Run, accelerator: Accelerator, step: int | None = None) -> None:
     """Save all that accelerate has prepared as the checkpoint of `step`, the last one unless it is given."""
+    project = accelerator.project_configuration
+    names_folders = project.automatic_checkpoint_naming
     with run.checkpoint(step) as folder:
-        accelerator.save_state(str(folder))
+        # else accelerate saves into a folder of the project, whatever it is given
+        project.automatic_checkpoint_naming = False
+        try:
+            accelerator.save_state(str(folder))
+        finally:
+            project.automatic_checkpoint_naming = names_folders
