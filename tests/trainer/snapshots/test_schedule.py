@@ -212,6 +212,27 @@ def test_a_loop_that_never_says_that_an_epoch_has_ended_is_told_once_that_nothin
     assert "saved every 2epochs, and no step has ended an epoch for 30 minutes" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("begins", "each", "saved"),
+    [
+        (0, 1, [10, 20, 30, 40]),
+        (19, 1, [20, 30, 40]),
+        (20, 1, [30, 40]),
+        (0, 2, [10, 20, 30, 40]),
+        (3, 2, [11, 21, 31]),
+        (0, 3, [12, 21, 30]),
+    ],
+)
+def test_an_interval_of_steps_is_kept_where_a_batch_counts_several(
+    begins: int, each: int, saved: list[int], tmp_path: Path
+) -> None:
+    """As of a GAN with Lightning, which counts the steps of all optimizers."""
+    due = SaveSchedule(SaveInterval.parse("10steps"), Ranks(0, 1), tmp_path, nodes=1)
+    due.start(begins)
+    steps = range(begins + each, 41, each)
+    assert [step for step in steps if due.after(Progress(step, 0, 0), epoch_end=False)] == saved
+
+
 def test_auto_chooses_after_a_save_without_reading_the_volume(tmp_path: Path) -> None:
     for attempt in (0, 1, 2):
         (tmp_path / "job").mkdir(exist_ok=True)

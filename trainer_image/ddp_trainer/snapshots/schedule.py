@@ -61,12 +61,12 @@ class SaveInterval:
         """Whether only a clock can tell, so that ranks have to agree."""
         return self.unit in ("seconds", "auto")
 
-    def is_due(self, *, step: int, epoch: int, epoch_end: bool) -> bool:
-        """For steps and epochs: whether to save after this step. `epoch` counts whole epochs, this one included at
-        its end.
+    def is_due(self, *, step: int, before: int, epoch: int, epoch_end: bool) -> bool:
+        """For steps and epochs: whether to save after this step, which came after that of the number `before`. `epoch`
+        counts whole epochs, this one included at its end.
         """
         if self.unit == "steps":
-            return step % self.count == 0
+            return step // self.count > before // self.count
         return self.unit == "epochs" and epoch_end and epoch % self.count == 0
 
     def __str__(self) -> str:
@@ -159,12 +159,15 @@ class SaveSchedule:
         self._nodes = nodes
         self._timetable: TimedInterval | None = None
         self._next_look = 0
+        self._step = 0
+        """The last one that has ended. With several optimizers, Lightning counts more than one for each batch."""
         self._history: Sequence[Attempt] = ()
         self._awaited_since: float | None = None
         """The end of an epoch, where it decides and none has come."""
 
     def start(self, step: int) -> None:
         """Training begins after `step` finished steps; intervals of time are counted from now."""
+        self._step = step
         if self.every.is_timed:
             self._timetable = TimedInterval(float(self.every.count), step=step, now=time.monotonic())
             self._next_look = step + 1
@@ -200,7 +203,8 @@ class SaveSchedule:
             return self._is_time(progress.step)
         if self._awaited_since is not None:
             self._await_epoch(epoch_end=epoch_end)
-        return self.every.is_due(step=progress.step, epoch=progress.epoch, epoch_end=epoch_end)
+        before, self._step = self._step, progress.step
+        return self.every.is_due(step=progress.step, before=before, epoch=progress.epoch, epoch_end=epoch_end)
 
     def _await_epoch(self, *, epoch_end: bool) -> None:
         assert self._awaited_since is not None
