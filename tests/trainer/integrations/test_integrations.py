@@ -189,6 +189,22 @@ def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(
     assert [event["step"] for event in job.events("resumed")] == [21]
 
 
+def test_lightning_saves_for_the_job_what_the_other_callbacks_have_made_of_the_step() -> None:
+    from lightning.pytorch import Callback
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from ddp_trainer.integrations.lightning import DDPJobCallback
+
+    callback, average, checkpoint = DDPJobCallback(), Callback(), ModelCheckpoint()
+    trainer = SimpleNamespace(callbacks=[callback, average, checkpoint])
+    for _ in range(2):
+        callback.setup(trainer, None, "fit")
+        assert trainer.callbacks == [average, callback, checkpoint]
+    trainer.callbacks = [callback, average]
+    callback.setup(trainer, None, "fit")
+    assert trainer.callbacks == [average, callback]
+
+
 def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:
     whole = made(tmp_path / "unbroken").trained(2, "with_accelerate.py").script_losses()
     assert job.train(2, "with_accelerate.py", DIES_AT="10").returncode != 0

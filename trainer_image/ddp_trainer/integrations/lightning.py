@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from ddp_trainer.client.attach import attach
@@ -68,6 +69,14 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         """The newest checkpoint that verifies, as `ckpt_path` takes it; None for a new run."""
         folder = self.run.latest()
         return None if folder is None else str(folder / FILE)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Come after the callbacks that change with a step, such as an average of the weights, wherever this one was
+        listed: a checkpoint has what all of them made of its step. Lightning puts its own that save at the end.
+        """
+        others = [callback for callback in trainer.callbacks if callback is not self]
+        place = next((at for at, callback in enumerate(others) if isinstance(callback, Checkpoint)), len(others))
+        trainer.callbacks = [*others[:place], self, *others[place:]]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Also of a training that is at its end already."""
