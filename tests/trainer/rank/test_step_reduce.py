@@ -18,11 +18,18 @@ ZEROS = torch.zeros
 
 
 @pytest.fixture
-def of_two(monkeypatch: pytest.MonkeyPatch) -> StepReduce:
-    """That of a rank of two on CUDA."""
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, query=lambda: True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have tensors of the host for those of CUDA; notes what has waited for the device."""
+    found: list[str] = []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: found.append("event"), query=lambda: True)
     monkeypatch.setattr(step_reduce.torch, "Event", lambda device: event)
     monkeypatch.setattr(step_reduce.torch, "zeros", lambda *shape, **kwargs: ZEROS(*shape, dtype=torch.float64))
+    return found
+
+
+@pytest.fixture
+def of_two(waits: list[str]) -> StepReduce:
+    """That of a rank of two on CUDA."""
     return StepReduce(World(rank=0, size=2, device=torch.device("cuda", 0)))
 
 
@@ -43,6 +50,25 @@ def test_the_sum_of_all_ranks_is_the_result(of_two: StepReduce, monkeypatch: pyt
     assert result is not None
     assert (result.step, result.loss, result.gradient_norm) == (7, 3.0, 3.0)
     assert (result.stopping, result.joining, result.has_drawn) == (2, False, False)
+
+
+class OnDevice(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("current", "waited_for"), [(-1, ["event"]), (1, [])], ids=["its own device", "another"])
+def test_a_loss_on_the_gpu_of_a_program_without_a_process_group_is_read_when_it_has_arrived(
+    current: int, waited_for: list[str], waits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Lightning on one GPU. A tensor of the host is on device -1."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    reduction = StepReduce(World(rank=0, size=1, device=torch.device("cpu")))
+    for step in (7, 8):
+        reduction.start(torch.tensor(1.5).as_subclass(OnDevice), step=step, epoch=1, stop=True)
+        result = reduction.result()
+        assert result is not None
+        assert (result.step, result.loss, result.stopping) == (step, 1.5, 1)
+    assert waits == 2 * waited_for
 
 
 @pytest.mark.parametrize("left", [lambda buffer: buffer, lambda buffer: buffer.zero_()], ids=["its own", "nothing"])

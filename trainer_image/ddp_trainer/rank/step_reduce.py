@@ -59,7 +59,8 @@ class StepReduce:
         self._world = world
         self._pending: tuple[int, int, bool] | None = None
         self._result: StepResult | None = None
-        self._sums: _HostSums | _DeviceSums = _DeviceSums(world) if world.device.type == "cuda" else _HostSums(world)
+        is_on_device = world.device.type == "cuda"
+        self._sums: _HostSums | _DeviceSums = _DeviceSums(world, world.device) if is_on_device else _HostSums(world)
 
     def start(
         self,
@@ -78,6 +79,10 @@ class StepReduce:
         """
         assert self._pending is None, "the last result was not read"
         self._pending = (step, epoch, stop)
+        if isinstance(self._sums, _HostSums) and self._world.size == 1 and _is_on_own_device(loss_part):
+            # Of a program on one GPU, without a model of its own here and without a process group: nothing said so
+            # before. To read the loss now would wait for all that is queued on the device.
+            self._sums = _DeviceSums(self._world, loss_part.device)
         norm = 0.0 if gradient_norm is None else gradient_norm
         self._sums.start(loss_part, norm, stop, joining, has_drawn, not has_updated)
 
@@ -164,9 +169,9 @@ class _DeviceSums:
     where all ranks are in this sum, those of the step before it are whole too.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
-        self._buffer = torch.zeros(_VALUES + 1, dtype=torch.float64, device=world.device)
+        self._buffer = torch.zeros(_VALUES + 1, dtype=torch.float64, device=device)
         self._host = torch.zeros(_VALUES + 1, dtype=torch.float64, device="cpu", pin_memory=True)
         self._flags = torch.zeros(_VALUES - 1, dtype=torch.float64, device="cpu", pin_memory=True)
         self._copied = torch.Event("cuda")
@@ -199,6 +204,11 @@ class _DeviceSums:
                 "step, and its gradients may lack some as well"
             )
         return values
+
+
+def _is_on_own_device(value: Tensor) -> bool:
+    """Whether it is on the GPU whose stream the event of `_DeviceSums` is recorded in."""
+    return value.is_cuda and value.get_device() == torch.cuda.current_device()
 
 
 def on_any_rank(world: World, *flags: bool) -> tuple[bool, ...]:
