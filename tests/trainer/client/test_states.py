@@ -280,6 +280,18 @@ def test_a_deepspeed_engine_is_refused_by_name_with_the_way_out(attach: Any, mon
     assert "a DeepSpeed engine writes its own checkpoints; save with its own writer instead" in text
 
 
+def test_a_model_with_layers_of_four_bits_is_refused_by_name_with_the_way_out(
+    attach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized: Any = ModuleType("bitsandbytes.nn")
+    quantized.Linear4bit = type("Linear4bit", (nn.Linear,), {})
+    monkeypatch.setitem(sys.modules, "bitsandbytes.nn", quantized)
+    model = nn.Sequential(quantized.Linear4bit(2, 2), nn.Linear(2, 2))
+    text = refusal(attach, model, torch.optim.SGD(model[1].parameters(), lr=0.1))
+    assert text.startswith("model cannot be saved in a snapshot: a layer of 4 bits of bitsandbytes, as QLoRA has them")
+    assert "run.checkpoint()" in text
+
+
 class Unsavable:
     def state_dict(self) -> dict[str, Any]:
         return {"function": print}

@@ -40,6 +40,14 @@ _REFUSED = (
         f"torch.distributed.fsdp.fully_shard, or {_CHECKPOINT}",
     ),
     ("deepspeed", "DeepSpeedEngine", f"a DeepSpeed engine writes its own checkpoints; {_CHECKPOINT}"),
+    (
+        # its state has what the weights were quantized by, beside them, and its load_state_dict calls that unexpected
+        "bitsandbytes.nn",
+        "Linear4bit",
+        "a layer of 4 bits of bitsandbytes, as QLoRA has them, cannot load the state that it saves; save the adapter "
+        "and the optimizer with a writer of your own: attach() without a model, and run.checkpoint() (docs: Bring your "
+        "script)",
+    ),
     ("accelerate.utils.deepspeed", "DeepSpeedOptimizerWrapper", f"DeepSpeed writes its own checkpoints; {_CHECKPOINT}"),
 )
 
