@@ -41,6 +41,25 @@ def save(run: Run, step: int | None = None, text: str = "") -> None:
         (folder / "state.txt").write_text(text)
 
 
+def test_an_epoch_whose_end_was_not_known_at_its_last_step_is_saved(attach: Any) -> None:
+    run = attach(environ={"DDPJOB_SNAPSHOT_EVERY": "2epochs"})
+    run.resume()
+    due = []
+    for _ in range(4):
+        run.step_end()
+        due.append(run.should_save())
+        run.epoch_ends()
+        due.append(run.should_save())
+        if run.should_save():
+            save(run)
+    assert due == 2 * [False, False, False, True]
+    assert run.epoch == 4
+    run.step_end()
+    run.stop()
+    run.epoch_ends()
+    assert run.should_save(), "the stop asks for it, and the epoch does not take that back"
+
+
 def test_a_second_checkpoint_of_a_step_is_an_error_and_the_first_one_stays(attach: Any) -> None:
     run = attach()
     run.resume()

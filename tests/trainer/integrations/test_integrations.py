@@ -189,6 +189,29 @@ def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(
     assert [event["step"] for event in job.events("resumed")] == [21]
 
 
+def test_an_epoch_of_lightning_whose_last_batches_are_no_step_ends_too() -> None:
+    """As where gradients accumulate by hand, or in DeepSpeed, over so many batches that some are left."""
+    from ddp_trainer.integrations.lightning import DDPJobCallback
+
+    seen: list[Any] = []
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(step=0, should_save=lambda: False, should_stop=lambda: False)
+
+    def step_end(epoch_end: bool) -> None:
+        callback.run.step += 1
+        seen.append(epoch_end)
+
+    callback._run.step_end, callback._run.epoch_ends = step_end, lambda: seen.append("epoch")
+    trainer = SimpleNamespace(global_step=0, is_last_batch=False)
+    for batches in (5, 4, 3):  # the last one is cut short, as by max_steps
+        for batch in range(1, batches + 1):
+            trainer.global_step += batch % 2 == 0
+            trainer.is_last_batch = batch == batches > 3
+            callback.on_train_batch_end(trainer, None, None, None, batch)
+        callback.on_train_epoch_end(trainer, None)
+    assert seen == [False, False, "epoch", False, True, False]
+
+
 def test_lightning_saves_for_the_job_what_the_other_callbacks_have_made_of_the_step() -> None:
     from lightning.pytorch import Callback
     from lightning.pytorch.callbacks import ModelCheckpoint

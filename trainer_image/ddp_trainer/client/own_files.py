@@ -86,6 +86,11 @@ class OwnFiles:
         if self._schedule is not None:
             self.should_save = self._schedule.after(progress, epoch_end=epoch_end)
 
+    def epoch_ended(self, progress: Progress) -> None:
+        """The last step was the last one of an epoch, which was not known when it ended: is it time to save?"""
+        if self._schedule is not None:
+            self.should_save = self._schedule.after(progress, epoch_end=True) or self.should_save
+
     @contextmanager
     def writing(
         self, progress: Progress, *, kind: Literal["preempted", "periodic"], loss_is_finite: bool

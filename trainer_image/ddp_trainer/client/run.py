@@ -610,6 +610,13 @@ class Run:
                 "or leave the callback out of the second. To train on, let the first take more steps"
             )
 
+    def epoch_ends(self) -> None:
+        """An epoch has ended, and the end of its last step did not say so, since more batches followed. For a program
+        that saves itself, on every rank alike.
+        """
+        self._steps.epoch += 1
+        self._files.epoch_ended(self._steps.progress)
+
     def training_ends(self) -> None:
         """It has come to its end: record the loss of the last step."""
         self.record_loss()

@@ -46,6 +46,8 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self._saved: set[int] = set()
         """Steps that have a checkpoint."""
         self._saving = False
+        self._is_in_epoch = False
+        """Whether the last step did not end one, as far as was known then."""
         self._generators: Tensor | None = None
         """This rank's, when Lightning has saved last."""
         self._resumed_from: Path | None = None
@@ -131,17 +133,21 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
             return
         self.run.step = trainer.global_step - 1  # several optimizers make several of Lightning's steps
         self.run.step_end(epoch_end=bool(trainer.is_last_batch))
-        if not trainer.is_last_batch:
+        self._is_in_epoch = not trainer.is_last_batch
+        if self._is_in_epoch:
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """What was due after the last batch, now that the epoch is over."""
         self._resumed_from = None
+        if self._is_in_epoch and trainer.is_last_batch:  # a batch without a step, as where gradients accumulate
+            self._is_in_epoch = False
+            self.run.epoch_ends()
         self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Any) -> None:
         self._take_over(trainer)
-        if self.run.should_save():
+        if self.run.should_save() and self.run.step not in self._saved:
             self._save(trainer, self.run.step, None)
         if self.run.should_stop():
             raise Preempted(f"asked to stop; the checkpoint of step {self.run.step} is saved")
