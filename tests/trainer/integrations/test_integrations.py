@@ -305,6 +305,26 @@ def test_what_an_evaluation_has_the_trainer_forget_to_save_is_saved_after_the_ne
     assert not control.should_save
 
 
+def test_an_epoch_of_a_data_set_without_a_length_ends_too() -> None:
+    """The Trainer takes all steps for one epoch then, and calls on_epoch_end where the data does end."""
+    from transformers import TrainerControl
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    seen: list[Any] = []
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(epoch=0, should_save=lambda: False, should_stop=lambda: False)
+    callback._run.step_end = lambda epoch_end: seen.append(epoch_end)
+    callback._run.epoch_ends = lambda: seen.append("epoch")
+    arguments, control = SimpleNamespace(save_strategy="no"), TrainerControl()
+    for epochs, stops in (((0.1, 0.2), False), ((1.5, 2.0), False), ((2.1,), True)):
+        for epoch in epochs:
+            callback.on_step_end(arguments, SimpleNamespace(epoch=epoch), control)
+        control.should_training_stop = stops
+        callback.on_epoch_end(arguments, SimpleNamespace(global_step=7), control)
+    assert seen == [False, False, "epoch", False, True, False]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
 def test_the_loss_of_each_step_is_recorded_with_the_throughput_and_so_is_the_last(tmp_path: Path, library: str) -> None:

@@ -40,6 +40,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         """The step of the last checkpoint."""
         self._is_due = False
         """Whether the job has asked for one that the Trainer has not saved yet."""
+        self._is_in_epoch = False
+        """Whether the last step did not end one, as far as the Trainer knew."""
         self._resumes_from: Path | None = None
         """The checkpoint that `latest` has given."""
         self._batch = 0
@@ -69,7 +71,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._batch = of_device * args.gradient_accumulation_steps * args.world_size
         if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
             _check_batch(self._resumes_from / BATCH, self._batch)
-        self._is_due = False
+        self._is_due = self._is_in_epoch = False
         self.run.step = state.global_step
         self.run.listen()
 
@@ -79,6 +81,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         is_end = epoch > 0 and epoch.is_integer()
         self.run.epoch = int(epoch) - is_end
         self.run.step_end(epoch_end=is_end)
+        self._is_in_epoch = not is_end
         # With save_strategy="best" the Trainer decides anew after an evaluation: then the next step makes up for it.
         self._is_due = self._is_due or self.run.should_save()
         # After the last step of an epoch the Trainer may save of its own accord, and a second time is one too many.
@@ -88,6 +91,9 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save what was due after the last step, once."""
+        if self._is_in_epoch and not control.should_training_stop:  # of a data set without a length
+            self._is_in_epoch = False
+            self.run.epoch_ends()
         self._is_due = self._is_due or self.run.should_save()
         control.should_save = (control.should_save or self._is_due) and state.global_step != self._saved
         self._save_at_a_stop(args, control)
