@@ -189,6 +189,17 @@ def test_what_lightning_saves_of_its_own_accord_becomes_a_checkpoint_of_the_job(
     assert [event["step"] for event in job.events("resumed")] == [21]
 
 
+def test_weights_alone_are_not_taken_over_for_the_checkpoint_that_lightning_has_saved(tmp_path: Path) -> None:
+    """As by two ModelCheckpoints after the same step, the second with save_weights_only."""
+    from ddp_trainer.integrations.lightning import DDPJobCallback
+
+    files: Any = DDPJobCallback().checkpoint_io
+    files.save_checkpoint({"state_dict": {}, "optimizer_states": []}, tmp_path / "whole.ckpt")
+    files.save_checkpoint({"state_dict": {}}, tmp_path / "weights.ckpt")
+    assert (tmp_path / "weights.ckpt").is_file()
+    assert files.path == tmp_path / "whole.ckpt"
+
+
 def test_an_epoch_of_lightning_whose_last_batches_are_no_step_ends_too() -> None:
     """As where gradients accumulate by hand, or in DeepSpeed, over so many batches that some are left."""
     from ddp_trainer.integrations.lightning import DDPJobCallback

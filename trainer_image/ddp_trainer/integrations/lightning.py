@@ -187,13 +187,14 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
 
 
 class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
-    """Lightning's own, which notes where it has written last."""
+    """Lightning's own, which notes where it has written a checkpoint last."""
 
     path: Path | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, path, storage_options)
-        self.path = Path(path)
+        if "optimizer_states" in checkpoint:  # not with save_weights_only, from which no training resumes
+            self.path = Path(path)
 
 
 def _generators_of(folder: Path, rank: int) -> Path:
