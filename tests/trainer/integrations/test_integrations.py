@@ -144,7 +144,7 @@ def weights(job: Volume) -> Any:
 
 
 def test_what_lightning_saves_at_the_end_of_an_epoch_has_the_generators_of_that_moment(job: Volume) -> None:
-    # it is taken over when the next epoch has begun, and has drawn its order
+    # those of its end, whatever the next epoch draws for its order
     once = {"DDPJOB_SNAPSHOT_EVERY": "100epochs", "DDPJOB_SNAPSHOT_KEEP": "9"}
     job.trained(1, "with_lightning.py", "--random", "--save-epochs", **once)
     assert job.checkpoint_steps() == [8, 16, 24, 32, 40, 48]
@@ -233,10 +233,35 @@ def test_lightning_saves_for_the_job_what_the_other_callbacks_have_made_of_the_s
     trainer = SimpleNamespace(callbacks=[callback, average, checkpoint])
     for _ in range(2):
         callback.setup(trainer, None, "fit")
-        assert trainer.callbacks == [average, callback, checkpoint]
+        assert trainer.callbacks == [average, callback, checkpoint, callback._at_end]
+    callback.teardown(trainer, None, "fit")
+    assert trainer.callbacks == [average, callback, checkpoint]
     trainer.callbacks = [callback, average]
-    callback.setup(trainer, None, "fit")
+    callback.setup(trainer, None, "validate")
     assert trainer.callbacks == [average, callback]
+
+
+def test_the_end_of_an_epoch_is_saved_with_what_is_called_there_behind_other_callbacks() -> None:
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.trainer.call import _call_callback_hooks
+
+    from ddp_trainer.integrations.lightning import DDPJobCallback
+
+    seen: list[str] = []
+    callback, stopping, checkpoint = DDPJobCallback(), EarlyStopping("loss"), ModelCheckpoint()
+    stopping.on_train_epoch_end = lambda *_: seen.append("stopping")
+    checkpoint.on_train_epoch_end = lambda *_: seen.append("checkpoint")
+    callback._at_end = type(callback._at_end)(lambda _: seen.append("job"))
+    trainer = SimpleNamespace(
+        callbacks=[callback, checkpoint, stopping],
+        lightning_module=None,
+        profiler=SimpleNamespace(profile=lambda _: nullcontext()),
+    )
+    callback.setup(trainer, None, "fit")
+    _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=False)
+    seen.append("module")
+    _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
+    assert (seen[0], sorted(seen[1:3]), seen[3]) == ("module", ["checkpoint", "stopping"], "job")
 
 
 def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:

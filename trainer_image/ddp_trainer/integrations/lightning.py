@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self._saved: set[int] = set()
         """Steps that have a checkpoint."""
         self._saving = False
+        self._at_end = _AtEnd(self._save_if_due)
         self._is_in_epoch = False
         """Whether the last step did not end one, as far as was known then."""
         self._generators: Tensor | None = None
@@ -76,9 +78,15 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         """Come after the callbacks that change with a step, such as an average of the weights, wherever this one was
         listed: a checkpoint has what all of them made of its step. Lightning puts its own that save at the end.
         """
-        others = [callback for callback in trainer.callbacks if callback is not self]
+        others = [callback for callback in trainer.callbacks if callback not in (self, self._at_end)]
         place = next((at for at, callback in enumerate(others) if isinstance(callback, Checkpoint)), len(others))
         trainer.callbacks = [*others[:place], self, *others[place:]]
+        if stage == "fit":
+            trainer.callbacks.append(self._at_end)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the callbacks that were given."""
+        trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self._at_end]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Also of a training that is at its end already."""
@@ -138,12 +146,11 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """What was due after the last batch, now that the epoch is over."""
+        """The epoch is over; what was due after the last batch is saved `_AtEnd` of it."""
         self._resumed_from = None
         if self._is_in_epoch and trainer.is_last_batch:  # a batch without a step, as where gradients accumulate
             self._is_in_epoch = False
             self.run.epoch_ends()
-        self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Any) -> None:
         self._take_over(trainer)
@@ -184,6 +191,21 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         else:  # as with our snapshots
             first = _read(_generators_of(folder, 0))
             rng.reseed(first, step=trainer.global_step, rank=rank, world_size=world_size)
+
+
+class _AtEnd(Checkpoint):  # type: ignore[misc]
+    """Saves at the end of an epoch, after what Lightning calls there behind all other callbacks: the module's own hook,
+    EarlyStopping and ModelCheckpoint. A resume begins with the next epoch, and calls none of them for this one.
+    """
+
+    best_model_path = ""
+    """As of a ModelCheckpoint that has none: Trainer.checkpoint_callback is this one where there is no other."""
+
+    def __init__(self, save_if_due: Callable[[Any], None]) -> None:
+        self._save_if_due = save_if_due
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._save_if_due(trainer)
 
 
 class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
