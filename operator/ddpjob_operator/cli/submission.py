@@ -82,20 +82,25 @@ def content_of(given: Given) -> Content:
     Raises:
         BadFile: the script is not in this folder, a variable has no value, a link is none, or the owner is too long.
     """
-    script, here = Path(given.target), Path.cwd()
-    if not script.resolve().is_relative_to(here.resolve()):
+    script, here = Path(given.target), Path.cwd().resolve()
+    if not script.resolve().is_relative_to(here):
         raise BadFile((f"{script}: is not below {here}; change to the folder that has the code, as for torchrun",))
     if not script.is_file():
         raise BadFile((f"{script}: there is no such file",))
     options = {name: value for name, value in (given.options or {}).items() if value is not None}
     env, links = _variables(given.env), _links(given.links)
-    inside = script.absolute().relative_to(here) if script.is_absolute() else script
     written = ScriptOptions(**options, env=env, args=tuple(given.args), links=links)  # type: ignore[arg-type]
     try:
-        content = script_job(inside.as_posix(), written)
+        content = script_job(_inside(script, here).as_posix(), written)
     except ValueError as error:
         raise BadFile((f"--link {error}",)) from None
     return _with_owner(content, given)
+
+
+def _inside(script: Path, here: Path) -> Path:
+    """Its path in this folder, to which a link may lead: the shell's $PWD has it, the working directory has not."""
+    place = script.parent.resolve() / script.name  # one that is a link itself is sent by its own name
+    return (place if place.is_relative_to(here) else script.resolve()).relative_to(here)
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

@@ -70,6 +70,16 @@ def test_an_absolute_path_into_this_folder_is_a_path_in_it(here: Path) -> None:
     assert read_given(given).content["spec"]["entrypoint"]["script"] == "src/train.py"
 
 
+def test_a_path_that_leads_into_this_folder_by_a_link_or_from_above_is_a_path_in_it(here: Path) -> None:
+    link = here.with_name(f"{here.name}-link")
+    link.symlink_to(here)
+    (here / "newest").symlink_to("src")
+    for path in (f"{link}/src/train.py", f"../{here.name}/src/train.py", "newest/train.py"):
+        assert read_given(Given(path)).content["spec"]["entrypoint"]["script"] == "src/train.py"
+    (here / "main.py").symlink_to("src/train.py")
+    assert read_given(Given(f"{link}/main.py")).content["spec"]["entrypoint"]["script"] == "main.py"
+
+
 def test_a_variable_without_a_value_is_the_shells(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "t")
     found = read_given(Given("src/train.py", env=("MY_TOKEN",))).content
