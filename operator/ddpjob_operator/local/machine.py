@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -39,6 +40,7 @@ _NEEDED = ("torch", "ddp_trainer")
 _LONGEST_COMMAND = 200
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 _INSTALL = "pip install 'ddpjob[cli,trainer]'"
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def this_machine(shared: Path) -> Machine:
@@ -167,8 +169,25 @@ def _admitted(job: Job) -> Admitted:
 
 
 def _cores() -> int:
-    """Those that this process may use. macOS, on which the run is refused, does not say which these are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Those that this process may use: in a container its quota, rounded up, as the launcher counts them in a pod.
+    macOS, on which the run is refused, does not say which these are.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota()
+    return cores if quota is None else min(cores, math.ceil(quota))
+
+
+def _quota() -> float | None:
+    """CPUs that the control group grants: `cpu.max` in version 2, two files in version 1; None without a limit."""
+    try:
+        if (CGROUP / "cpu.max").exists():
+            quota, period = (CGROUP / "cpu.max").read_text().split()
+        else:
+            quota, period = ((CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        cpus = int(quota) / int(period)
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+    return cpus if cpus > 0 else None  # version 1 says -1 for no limit
 
 
 def _gpus() -> tuple[str, ...]:

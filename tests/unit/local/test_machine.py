@@ -42,6 +42,28 @@ def test_a_machine_that_is_not_linux_is_refused_in_words(tmp_path: Path, monkeyp
     assert said.startswith("ddpjob run needs Linux, and this is darwin; run it in a Linux container")
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "150000 100000\n"}, 2),
+        ({"cpu.max": "1600000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+)
+def test_the_cores_of_a_container_are_those_of_its_quota(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("ddpjob_operator.local.machine.CGROUP", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert this_machine(tmp_path).cores == cores
+
+
 @pytest.mark.parametrize("suspend", [True, False])
 def test_whoever_runs_a_suspended_job_is_told_that_it_runs_all_the_same(suspend: bool, tmp_path: Path) -> None:
     notes = different_here(job(suspend=suspend), this_machine(tmp_path))
