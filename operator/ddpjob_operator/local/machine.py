@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import math
 import os
@@ -41,6 +42,7 @@ _LONGEST_COMMAND = 200
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 _INSTALL = "pip install 'ddpjob[cli,trainer]'"
 CGROUP = Path("/sys/fs/cgroup")
+DEVICES = Path("/dev")
 
 
 def this_machine(shared: Path) -> Machine:
@@ -197,5 +199,18 @@ def _gpus() -> tuple[str, ...]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return tuple(takewhile(_DEVICE.fullmatch, (part.strip() for part in chosen.split(","))))
-    devices = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return tuple(str(index) for index in range(len(devices)))
+    devices = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    return tuple(str(index) for index in range(len(devices) or _gpus_of_windows()))
+
+
+def _gpus_of_windows() -> int:
+    """In WSL 2 one device file stands for all GPUs: those that NVIDIA's library counts."""
+    if not (DEVICES / "dxg").exists():
+        return 0
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:  # Windows has no driver of NVIDIA's
+        return 0
+    count = ctypes.c_uint()
+    failed = nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    return 0 if failed else count.value

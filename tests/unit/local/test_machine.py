@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +116,43 @@ def test_gpus_are_those_that_cuda_sees(
     chosen: str, gpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert this_machine(tmp_path).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("files", "driver", "fails", "gpus"),
+    [
+        (("dxg",), True, 0, ("0", "1")),
+        (("dxg",), True, 9, ()),
+        (("dxg",), False, 0, ()),
+        ((), True, 0, ()),
+        (("nvidia0", "nvidiactl", "nvidia-uvm"), True, 0, ("0",)),
+    ],
+)
+def test_gpus_of_windows_are_those_that_nvidias_library_counts(
+    files: tuple[str, ...],
+    driver: bool,
+    fails: int,
+    gpus: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """WSL 2 has no device file for each."""
+
+    def count_devices(count: Any) -> int:
+        count._obj.value = 2
+        return fails
+
+    def load(name: str) -> SimpleNamespace:
+        if not driver:
+            raise OSError(f"{name}: cannot open shared object file")
+        return SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetCount_v2=count_devices)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("ddpjob_operator.local.machine.DEVICES", tmp_path)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    for name in files:
+        (tmp_path / name).touch()
     assert this_machine(tmp_path).gpus == gpus
 
 
