@@ -148,6 +148,11 @@ class DDPJobSpec(APIModel):
     """Pod template that is merged into every pod, for fields that the spec does not have."""
 
     @property
+    def is_built_in(self) -> bool:
+        """Whether the built-in trainer runs, which saves and resumes in any case. A program of one's own may not."""
+        return self.entrypoint.script is None and self.entrypoint.module in (None, BUILT_IN_MODULE)
+
+    @property
     def shutdown_limit(self) -> int:
         """`shutdownSeconds`, or what a grace period in podTemplate leaves for it, or the default."""
         if self.shutdown_seconds is not None:

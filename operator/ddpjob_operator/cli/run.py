@@ -128,7 +128,7 @@ def _refuse(*problems: str) -> int:
 def _conclude(job: Job, outcome: Outcome, fault: KillRank | None, snapshot: int | None) -> int:
     status = outcome.status
     if outcome.stopped_by is not None:
-        print(_how_to_resume(status, snapshot, built_in=job.spec.entrypoint.script is None))
+        print(_how_to_resume(status, snapshot, built_in=job.spec.is_built_in))
         return 128 + outcome.stopped_by
     if status.phase is Phase.SUCCEEDED:
         print(success_in_words(status))

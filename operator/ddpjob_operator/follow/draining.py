@@ -217,7 +217,7 @@ def _of_members(job: Job, members: Sequence[PodView]) -> str:
 
 
 def _saved(job: Job) -> str:
-    return "all ranks save a snapshot" + (", if the script makes any" if job.spec.entrypoint.script else "")
+    return "all ranks save a snapshot" + ("" if job.spec.is_built_in else ", if the script makes any")
 
 
 def _new_pods(members: Sequence[PodView]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpjob_operator.api.spec import BUILT_IN_MODULE
 from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.local.observed import snapshot_in_words
 from ddpjob_operator.wire.jobs import parse_status
@@ -21,7 +22,8 @@ def pods_in_words(job: Object) -> str:
         return "it has no pod that trains"
     count = "its pod saves" if nodes.ready == 1 else f"its {nodes.ready} pods save"
     ends = "ends" if nodes.ready == 1 else "end"
-    if ((job.get("spec") or {}).get("entrypoint") or {}).get("script"):
+    entrypoint = (job.get("spec") or {}).get("entrypoint") or {}
+    if entrypoint.get("script") or entrypoint.get("module") not in (None, BUILT_IN_MODULE):
         return f"{count} a snapshot, if the script makes snapshots, and {ends}"
     return f"{count} a snapshot and {ends}"
 

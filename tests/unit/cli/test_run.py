@@ -33,6 +33,22 @@ def test_a_run_that_was_stopped_says_where_it_is_and_how_to_resume(
 
 
 @pytest.mark.parametrize(
+    ("entrypoint", "said"),
+    [
+        ({"module": "ddp_trainer.train"}, "there is no snapshot yet: the same command starts from the beginning"),
+        ({"module": "mine.train"}, "the same command starts the script again, which resumes if it loads"),
+        ({"module": "ddp_trainer.call"}, "the same command starts the script again, which resumes if it loads"),
+    ],
+)
+def test_a_program_of_ones_own_may_resume_without_a_snapshot(
+    entrypoint: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = DDPJobStatus(progress=Progress(step=7))
+    _conclude(new_job("digits", {"entrypoint": entrypoint}), Outcome(status, signal.SIGINT), None, None)
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("resume_from", "anew", "kept", "said"),
     [
         (None, False, None, []),

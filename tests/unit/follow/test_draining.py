@@ -173,6 +173,12 @@ LIVE, IN_PLACE = {"restart": {"scope": "Live"}}, {"restart": {"scope": "InPlace"
             "pods (restart.scope Gang)",
         ),
         (
+            job(entrypoint={"module": "mine.train"}),
+            [pod(1)],
+            "all ranks save a snapshot, if the script makes any, and the whole gang of 3 restarts from it with new "
+            "pods (restart.scope Gang)",
+        ),
+        (
             job(restart={"rules": [{"reasons": ["Drained"], "action": "Fail"}]}),
             [pod(1)],
             "all ranks save a snapshot, and the job fails: restart.rules[0] (reason Drained) says Fail",

@@ -55,6 +55,11 @@ def test_a_job_that_begins_anew_is_said_to_need_a_change_to_resume() -> None:
             job(2, entrypoint={"script": "/mnt/shared/train.py"}),
             "its 2 pods save a snapshot, if the script makes snapshots, and end",
         ),
+        (
+            job(1, entrypoint={"module": "mine.train"}),
+            "its pod saves a snapshot, if the script makes snapshots, and ends",
+        ),
+        (job(1, entrypoint={"module": "ddp_trainer.train"}), "its pod saves a snapshot and ends"),
     ],
 )
 def test_what_the_pods_do_is_said_as_it_is(found: dict[str, Any], words: str) -> None:
