@@ -125,9 +125,8 @@ class DDPJob(ScriptOptions):
         function = self.function
         assert function is not None
         module, name = function.__module__, function.__qualname__
-        if module == "__main__":  # of the script that runs now, which the ranks import by its name
-            file = getattr(sys.modules["__main__"], "__file__", None)
-            module = Path(file).stem if file else cell.MODULE if self._source_of_cell() is not None else ""
+        if module == "__main__":  # of the program that runs now, which the ranks import by its name
+            module = _name_of_program() or (cell.MODULE if self._source_of_cell() is not None else "")
         if not module or "<" in name:
             raise BadJob((f"function: {name} cannot be imported; define it at the top of a file in the folder",))
         return f"{module}:{name}"
@@ -149,3 +148,12 @@ class DDPJob(ScriptOptions):
             return json.dumps(dict(self.kwargs), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise BadJob((f"kwargs: {error}; pass text, numbers, lists and dicts",)) from None
+
+
+def _name_of_program() -> str | None:
+    """Of `python -m`, the module that it runs; of a script, that of its file. None in a notebook or at a prompt."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None and spec.name != "__main__":  # as a profiler calls a script that it runs
+        return str(spec.name)
+    return Path(file).stem if file else None

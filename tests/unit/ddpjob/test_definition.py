@@ -8,6 +8,7 @@ import json
 import linecache
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,6 +106,27 @@ def test_what_cannot_run_is_refused_with_every_problem(folder: Path, arguments: 
     with pytest.raises(BadJob) as refusal:
         DDPJob(folder=folder, **arguments).submission()
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("runs_as", "below", "target"),
+    [
+        ("own_package.work", "", "own_package.work:train"),
+        (None, "own_package", "work:train"),
+        ("__main__", "own_package", "work:train"),
+    ],
+    ids=["python -m", "a script", "a script under a profiler"],
+)
+def test_a_function_of_the_program_that_runs_has_the_name_by_which_ranks_import_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, runs_as: str | None, below: str, target: str
+) -> None:
+    program = ModuleType("__main__")
+    program.__file__ = str(folder / "own_package" / "work.py")
+    program.__spec__ = None if runs_as is None else ModuleSpec(runs_as, None)
+    exec(compile(MODULE, program.__file__, "exec"), program.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    submission = DDPJob(function=program.__dict__["train"], folder=folder / below).submission()
+    assert submission.content["spec"]["args"] == [target, "{}"]
 
 
 def of_cell(monkeypatch: pytest.MonkeyPatch, source: str) -> Callable[..., Any]:
