@@ -39,7 +39,7 @@ FETCHED = ".ddpjob-code"
 
 _NO_CODE = GitIgnoreSpec.from_lines(
     [
-        ".git/",
+        ".git",
         ".hg/",
         ".svn/",
         "__pycache__/",

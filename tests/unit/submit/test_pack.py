@@ -124,6 +124,14 @@ def test_what_is_no_code_is_left_out(folder: Path) -> None:
     assert pack(folder, exclude=[folder / "shared"]).sha256 == expected.sha256
 
 
+def test_a_worktree_and_a_submodule_of_git_are_the_code_that_a_clone_is(folder: Path) -> None:
+    """Each has a file for a repository, with a path of this machine."""
+    write(folder, **{"lib/model.py": ""})
+    expected = pack(folder).sha256
+    write(folder, **{".git": "gitdir: /home/ann/code/.git/worktrees/lr", "lib/.git": "gitdir: ../.git/modules/lib"})
+    assert pack(folder).sha256 == expected
+
+
 @pytest.fixture
 def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that only another user may enter, also where the tests run as root, whom nothing refuses."""
