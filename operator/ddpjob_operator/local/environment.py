@@ -126,8 +126,12 @@ def build_command(
     problems: list[str] = []
     for variable in container.get("env") or ():
         name = variable["name"]
-        if name in local or (name == "HOME" and name not in own):
-            value = env.get(name, "")
+        if name == "HOME" and name not in own:
+            if name not in env:
+                continue  # what needs it finds the home of this user without; below an empty one it finds the root
+            value = env[name]
+        elif name in local:
+            value = env[name]
         elif "valueFrom" in variable:
             try:
                 found = _value_from(variable, manifest, machine)

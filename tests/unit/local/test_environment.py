@@ -133,6 +133,8 @@ def test_an_initializer_has_no_more_of_the_shell_than_the_ranks() -> None:
 def test_home_stays_the_users_unless_the_job_sets_it() -> None:
     assert command_of({}).env["HOME"] == "/home/ann"
     assert command_of({"env": [{"name": "HOME", "value": "/tmp/h"}]}).env["HOME"] == "/tmp/h"
+    without = replace(MACHINE, environ={"PATH": "/usr/bin"})
+    assert "HOME" not in command_of({}, machine=without).env, "below an empty one, ~/.cache is /.cache"
 
 
 @pytest.mark.parametrize(
