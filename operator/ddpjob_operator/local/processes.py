@@ -156,7 +156,8 @@ class LocalPod:
         """SIGTERM to the launcher now, SIGKILL to all of the pod after the grace; the first call counts."""
         if self.ended or self._process is None or self._grace is not None:
             return
-        self._process.send_signal(signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has just ended by itself: asyncio drops it before it says so
+            self._process.send_signal(signal.SIGTERM)
         self._grace = asyncio.get_running_loop().call_later(
             self.grace_seconds if grace_seconds is None else grace_seconds, self.kill
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -82,6 +82,34 @@ async def test_a_pod_that_is_gone_is_neither_told_anything_nor_deleted_again(tmp
         await children.carry_out(action)
     assert children.observed(1).pods == ()
     assert children.observed(1).pvc_exists
+
+
+async def test_a_pod_that_ends_at_the_moment_at_which_it_is_deleted_stops_no_run(tmp_path: Path) -> None:
+    """asyncio drops a process before it wakes what waits for its end."""
+
+    class Ended:
+        def send_signal(self, number: int) -> None:
+            raise ProcessLookupError
+
+    children = children_of(tmp_path)
+    pod = LocalPod(
+        "digits-0-1",
+        "u-1",
+        attempt=0,
+        node_rank=1,
+        host=LOOPBACK,
+        endpoints=Endpoints(1, 2, tmp_path / "scratch"),
+        log=tmp_path / "log",
+        grace_seconds=1.0,
+        changed=lambda: None,
+        _process=cast("Any", Ended()),
+    )
+    children._pods[pod.name] = pod
+    assert await children.carry_out(DeletePod("digits-0-1", "u-1", 2))
+    assert pod.deleting
+    pod.failed_to_start("ended")
+    children.forget_deleted()
+    assert children.pods == ()
 
 
 @pytest.mark.parametrize(("scope", "step", "step_of_new"), [("Live", 40, 40), ("Gang", 28, None)])
