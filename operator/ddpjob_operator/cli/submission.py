@@ -88,6 +88,9 @@ def content_of(given: Given) -> Content:
     if not script.is_file():
         raise BadFile((f"{script}: there is no such file",))
     options = {name: value for name, value in (given.options or {}).items() if value is not None}
+    requirements = Path(str(options.get("requirements", "")))
+    if "requirements" in options and requirements.resolve().is_relative_to(here):
+        options["requirements"] = _inside(requirements, here).as_posix()
     env, links = _variables(given.env), _links(given.links)
     written = ScriptOptions(**options, env=env, args=tuple(given.args), links=links)  # type: ignore[arg-type]
     try:
@@ -97,10 +100,10 @@ def content_of(given: Given) -> Content:
     return _with_owner(content, given)
 
 
-def _inside(script: Path, here: Path) -> Path:
+def _inside(file: Path, here: Path) -> Path:
     """Its path in this folder, to which a link may lead: the shell's $PWD has it, the working directory has not."""
-    place = script.parent.resolve() / script.name  # one that is a link itself is sent by its own name
-    return (place if place.is_relative_to(here) else script.resolve()).relative_to(here)
+    place = file.parent.resolve() / file.name  # one that is a link itself is sent by its own name
+    return (place if place.is_relative_to(here) else file.resolve()).relative_to(here)
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

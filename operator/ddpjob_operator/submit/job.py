@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,7 @@ def script_job(script: str, options: ScriptOptions) -> Content:
     """
     spec: Content = {"nodes": options.nodes, "entrypoint": {"script": Path(script).as_posix()}, "code": {"path": "."}}
     if options.requirements is not None:
-        spec["code"]["requirements"] = options.requirements
+        spec["code"]["requirements"] = PurePosixPath(options.requirements).as_posix()
     if options.args:
         spec["args"] = list(options.args)
     if options.image is not None:
@@ -141,6 +142,9 @@ def _missing(path: str, packed: PackedCode) -> str:
         if (packed.folder / folder / FETCHED).exists():
             return f"{path!r} is left out, because `ddpjob code` wrote {folder}; submit from that folder, or move it"
     if (packed.folder / path).exists():
+        plain = os.path.relpath(os.path.realpath(packed.folder / path), os.path.realpath(packed.folder))
+        if plain in packed.paths:
+            return f"{path!r} is {plain} of that folder; write its path so"
         return f"{path!r} is left out, because .gitignore or .ddpjobignore lists it; add `!{path}` to .ddpjobignore"
     close = difflib.get_close_matches(path, packed.paths, n=1)
     hint = f"did you mean {close[0]}?" if close else "write its path in that folder"

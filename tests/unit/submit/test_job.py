@@ -158,6 +158,23 @@ def test_a_script_that_is_ignored_is_not_a_misspelling(here: Path) -> None:
     )
 
 
+def test_a_requirements_file_may_be_named_by_any_path_that_leads_to_it(here: Path) -> None:
+    for path in ("./requirements.txt", str(here / "requirements.txt"), "src/../requirements.txt"):
+        found = read_given(Given("src/train.py", options={"requirements": path})).content
+        assert found["spec"]["code"]["requirements"] == "requirements.txt"
+    (here.with_name(f"{here.name}.txt")).write_text("tqdm")
+    outside = problems(Given("src/train.py", options={"requirements": f"../{here.name}.txt"}))
+    assert "remove `..`" in "\n".join(outside)
+
+
+@pytest.mark.parametrize("path", ["./src/train.py", "src//train.py", "newest/train.py"])
+def test_a_path_in_a_file_that_is_not_as_packed_is_not_said_to_be_ignored(here: Path, path: str) -> None:
+    (here / "newest").symlink_to("src")
+    (here / "job.yaml").write_text(yaml.safe_dump(job(code={"path": "."}, entrypoint={"script": path})))
+    (line,) = check_files(["job.yaml"]).problems
+    assert line.endswith(f"spec.entrypoint.script: {path!r} is src/train.py of that folder; write its path so")
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
