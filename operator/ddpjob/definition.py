@@ -111,10 +111,12 @@ class DDPJob(ScriptOptions):
     ) -> AsyncJob:
         """`submit` for asyncio."""
         submission = self.submission()
+        for text in submission.code.left_out if submission.code is not None else ():
+            _note(f"left out: {text}")
         client = await connect(context=context, agent=CLI)
         try:
             place = namespace or client.namespace
-            await send(client, place, submission, replace=replace, note=lambda text: print(text, file=sys.stderr))
+            await send(client, place, submission, replace=replace, note=_note)
         except BaseException:
             await client.close()
             raise
@@ -148,6 +150,10 @@ class DDPJob(ScriptOptions):
             return json.dumps(dict(self.kwargs), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise BadJob((f"kwargs: {error}; pass text, numbers, lists and dicts",)) from None
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _name_of_program() -> str | None:

@@ -18,7 +18,7 @@ import yaml
 
 from ddp_trainer import call
 from ddp_trainer.contract.exit_codes import UserError
-from ddpjob import BadJob, DDPJob
+from ddpjob import BadJob, DDPJob, definition
 from ddpjob_operator.cli.job_file import read_job
 from ddpjob_operator.submit.pack import unpack
 
@@ -226,3 +226,26 @@ def test_a_rank_says_which_function_is_missing(function: Callable[..., Any], arg
 
 def test_the_yaml_names_the_folder_and_not_what_is_in_it(folder: Path) -> None:
     assert yaml.safe_load(DDPJob(script="train.py", folder=folder).to_yaml())["spec"]["code"] == {"path": "."}
+
+
+async def test_what_is_left_out_is_said_as_the_command_says_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that does not find its data on the cluster fails without a word of why."""
+
+    class Connected:
+        namespace = "ml"
+
+    async def connect(**_: Any) -> Connected:
+        return Connected()
+
+    async def send(*_: Any, **__: Any) -> None:
+        return None
+
+    monkeypatch.setattr(definition, "connect", connect)
+    monkeypatch.setattr(definition, "send", send)
+    (folder / "train.bin").write_text("data")
+    (folder / ".ddpjobignore").write_text("*.bin\n")
+    job = await DDPJob(script="train.py", folder=folder).submit_async()
+    assert (job.namespace, job.name) == ("ml", "train")
+    assert capsys.readouterr().err.startswith("left out: train.bin: is listed in .gitignore or .ddpjobignore")
