@@ -71,7 +71,7 @@ class DDPJob(ScriptOptions):
         if (self.script is None) == (self.function is None):
             raise BadJob(("script, function: name one of them",))
         try:
-            content = script_job(self.script or "", self)
+            content = script_job(self._script(), self)
         except ValueError as error:
             raise BadJob((f"links: {error}",)) from None
         if self.function is not None:
@@ -121,6 +121,13 @@ class DDPJob(ScriptOptions):
             await client.close()
             raise
         return AsyncJob(client, place, submission.job.name)
+
+    def _script(self) -> str:
+        """Its path in the folder; `__file__` is one of this machine."""
+        script, folder = self.script or "", Path(self.folder).resolve()
+        place = Path(script).parent.resolve() / Path(script).name
+        is_inside = Path(script).is_absolute() and place.is_relative_to(folder)
+        return place.relative_to(folder).as_posix() if is_inside else script
 
     def _target(self) -> str:
         """`package.module:function`."""

@@ -63,6 +63,15 @@ def test_a_script_is_the_job_that_the_command_submits(folder: Path) -> None:
     assert job.content()["metadata"]["annotations"] == {"links.training.ddpjob.io/wandb": links["wandb"]}
 
 
+def test_a_script_may_be_named_by_its_file_on_this_machine(folder: Path) -> None:
+    """As `DDPJob(script=__file__)` does; another absolute path is one of the image or of the volume."""
+    found = [
+        DDPJob(script=script, folder=folder).submission().content["spec"]["entrypoint"]["script"]
+        for script in (str(folder / "train.py"), f"{folder}/own_package/work.py", "/workspace/train.py")
+    ]
+    assert found == ["train.py", "own_package/work.py", "/workspace/train.py"]
+
+
 def test_an_owner_is_in_the_file_and_the_user_who_would_send_it_is_not(folder: Path) -> None:
     job = DDPJob(script="train.py", folder=folder, owner="team-vision")
     assert job.submission().content["metadata"]["annotations"] == {"training.ddpjob.io/owner": "team-vision"}
