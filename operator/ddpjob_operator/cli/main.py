@@ -175,7 +175,11 @@ def submit(
     context: Context = None,
     fresh: Fresh = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Delete a job of this name that has not finished; its snapshots stay.")
+        bool,
+        typer.Option(
+            "--replace",
+            help="Delete a job of this name that has not finished; its snapshots stay, unless shared.retain is false.",
+        ),
     ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Do not wait for the job, nor show its output.")

@@ -21,6 +21,7 @@ from ddpjob_operator.wire.jobs import parse_status
 _RESOURCE = "ddpjobs"
 _SECONDS_TO_DELETE = 120.0
 _SECONDS_BETWEEN_LOOKS = 0.5
+_NOT_RETAINED = "spec.shared.retain: false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,14 @@ async def send(
     before = await _present(client, namespace, name)
     phase = None if before is None else parse_status(before.get("status") or {}).phase
     if before is not None and not replace and not (phase is not None and phase.final):
+        then = "it saves a snapshot and ends, and this one resumes from it"
+        if _loses_its_volume(before):
+            then = f"it ends, and its volume with it ({_NOT_RETAINED}), which `ddpjob cancel {name} --keep` keeps"
         raise ApiError(
             409,
             "AlreadyExists",
             f"the job {name} exists and is {phase or 'new'}; give this one another --name, "
-            "or replace it with --replace: it saves a snapshot and ends, and this one resumes from it",
+            f"or replace it with --replace: {then}",
         )
     if phase is Phase.SUCCEEDED and not says_what_to_resume(submission):
         submission = resuming(submission, own=True)
@@ -66,6 +70,8 @@ async def send(
         note("an admission webhook of this cluster answers no dry runs, so it sees the job only when it is created")
     code_bytes = await config_maps.send(client, namespace, parts)
     if before is not None:
+        if _loses_its_volume(before):
+            note(f"the volume of the {name} before goes with it, and all snapshots ({_NOT_RETAINED})")
         await _remove(client, namespace, before, parts)
     job = await client.create(paths.jobs(namespace), _RESOURCE, content)
     try:
@@ -123,6 +129,11 @@ async def _remove(client: Client, namespace: str, job: Json, parts: Iterable[byt
         with suppress(ApiError):
             await config_maps.keep_with(client, namespace, job, shared)
         raise
+
+
+def _loses_its_volume(job: Json) -> bool:
+    shared = (job.get("spec") or {}).get("shared") or {}
+    return not shared.get("claimName") and shared.get("retain") is False
 
 
 def _config_maps(job: Json) -> list[str]:

@@ -94,6 +94,34 @@ async def test_what_only_a_dry_run_is_refused_for_does_not_hold_up_a_replacement
     assert server.calls == ["delete", "create"]
 
 
+class NotRetaining(Refusing):
+    """An API server with one job whose volume is deleted with it."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(400, "admission webhook owners.example.com does not support dry run")
+        self.phase = phase
+
+    async def get(self, path: str, resource: str) -> Any:
+        job = await super().get(path, resource)
+        return {**job, "spec": {"shared": {"retain": False}}, "status": {"phase": self.phase}}
+
+
+async def test_a_job_whose_volume_goes_with_it_is_not_said_to_leave_a_snapshot() -> None:
+    server: Any = NotRetaining("Running")
+    with pytest.raises(ApiError, match=r"its volume with it \(.*\), which `ddpjob cancel train --keep` keeps"):
+        await send(server, "team", JOB, replace=False, note=print)
+    assert server.calls == []
+
+
+@pytest.mark.parametrize(("phase", "replace"), [("Running", True), ("Failed", False)])
+async def test_that_a_volume_goes_with_the_job_that_is_replaced_is_said(phase: str, replace: bool) -> None:
+    server: Any = NotRetaining(phase)
+    said: list[str] = []
+    await send(server, "team", JOB, replace=replace, note=said.append)
+    assert said[-1] == "the volume of the train before goes with it, and all snapshots (spec.shared.retain: false)"
+    assert server.calls == ["delete", "create"]
+
+
 @pytest.mark.parametrize(
     ("user", "given", "kept"),
     [
