@@ -33,6 +33,7 @@ _PASSED_ON = re.compile(
 libraries of training are set, but no keys. The job file may be somebody else's, and a pod has none of them either."""
 _SECRET = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _OFTEN_MEANT = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(WANDB|MLFLOW|COMET|NEPTUNE|AWS|AZURE|GOOGLE)_.*")
+_OF_PIP = re.compile(r"PIP_((EXTRA_)?INDEX_URL|FIND_LINKS|NO_INDEX|TRUSTED_HOST|CERT|PROXY|CONFIG_FILE)")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 _AT_MOUNT_PATH = re.compile(rf"(^|[=:,]){re.escape(SHARED_PATH)}(?=[/:,]|$)")
 
@@ -160,9 +161,16 @@ def trainer_container(manifest: Manifest) -> Manifest:
 
 
 def kept_back(manifest: Manifest, machine: Machine) -> list[str]:
-    """Variables of this shell that training scripts often read, and that the ranks do not get: no one names them."""
+    """Variables of this shell that training scripts often read, or pip where it installs requirements, and that the
+    pod does not get: no one names them.
+    """
     named = {variable["name"] for variable in trainer_container(manifest).get("env") or ()}
-    return sorted(name for name in machine.environ.keys() - named if _is_kept_back(name))
+    installs = "DDPJOB_CODE_REQUIREMENTS" in named
+    return sorted(
+        name
+        for name in machine.environ.keys() - named
+        if _is_kept_back(name) or (installs and _OF_PIP.fullmatch(name) is not None)
+    )
 
 
 def left_out(manifest: Manifest) -> Iterator[str]:

@@ -93,6 +93,19 @@ def test_keys_of_the_shell_that_the_ranks_do_not_get_are_announced(tmp_path: Pat
     assert different_here(job(env=named), machine) == ()
 
 
+@pytest.mark.parametrize(("requirements", "noted"), [("requirements.txt", True), (None, False)])
+def test_an_index_of_the_shell_that_pip_does_not_get_is_announced(
+    requirements: str | None, noted: bool, tmp_path: Path
+) -> None:
+    shell = {"PIP_EXTRA_INDEX_URL": "https://pip.example/simple", "PIP_NO_COLOR": "1"}
+    code = {"configMaps": ["ddpjob-code-0"], "sha256": "0" * 64, "requirements": requirements}
+    notes = different_here(
+        job(code=code, entrypoint={"script": "train.py"}), replace(this_machine(tmp_path), environ=shell, gpus=())
+    )
+    said = "not passed on from this shell: PIP_EXTRA_INDEX_URL; --env PIP_EXTRA_INDEX_URL passes one on"
+    assert notes == ((said,) if noted else ())
+
+
 @pytest.mark.parametrize(("gpus", "asked", "noted"), [((), 2, True), ((), 0, False), (("0", "1"), 2, False)])
 def test_that_there_is_no_gpu_is_announced(gpus: tuple[str, ...], asked: int, noted: bool, tmp_path: Path) -> None:
     machine = replace(this_machine(tmp_path), environ={}, gpus=gpus)
