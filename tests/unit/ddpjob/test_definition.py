@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+import ddpjob
 from ddp_trainer import call
 from ddp_trainer.contract.exit_codes import UserError
 from ddpjob import BadJob, DDPJob, definition
@@ -258,3 +259,54 @@ async def test_what_is_left_out_is_said_as_the_command_says_it(
     job = await DDPJob(script="train.py", folder=folder).submit_async()
     assert (job.namespace, job.name) == ("ml", "train")
     assert capsys.readouterr().err.startswith("left out: train.bin: is listed in .gitignore or .ddpjobignore")
+
+
+ITSELF = """
+from ddpjob import DDPJob, JobFailed
+
+def train(lr):
+    with open("called.txt", "w") as file:
+        file.write(str(lr))
+
+if {condition}:
+    DDPJob(function=train).submit()
+"""
+
+
+@pytest.fixture(params=["no client", "a client without its extra"])
+def image(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which ranks import, with what an image has of the client."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "itself", raising=False)
+    if request.param == "no client":
+        monkeypatch.setitem(sys.modules, "ddpjob", None)
+        return tmp_path
+    monkeypatch.delitem(sys.modules, "ddpjob")
+    missing = "aiohttp: not installed for python; pip install 'ddpjob[cli]'"
+    (tmp_path / "ddpjob.py").write_text(f'raise ModuleNotFoundError("{missing}", name="aiohttp")')
+    return tmp_path
+
+
+def test_ranks_import_a_file_that_submits_its_own_function(image: Path) -> None:
+    (image / "itself.py").write_text(ITSELF.format(condition="__name__ == '__main__'"))
+    call.main(["itself:train", '{"lr": 0.1}'])
+    assert (image / "called.txt").read_text() == "0.1"
+
+
+def test_a_file_that_submits_wherever_it_is_imported_is_refused_on_the_ranks(image: Path) -> None:
+    (image / "itself.py").write_text(ITSELF.format(condition="True"))
+    with pytest.raises(UserError, match="write that below `if __name__ == '__main__':`"):
+        call.main(["itself:train", '{"lr": 0.1}'])
+
+
+def test_what_else_an_image_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "itself", raising=False)
+    (tmp_path / "itself.py").write_text("import no_such_module")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        call.main(["itself:train", "{}"])
+
+
+def test_ranks_know_all_that_the_client_has() -> None:
+    assert set(call.OF_CLIENT) == set(ddpjob.__all__)
