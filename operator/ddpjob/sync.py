@@ -5,9 +5,12 @@ notebook.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import cache
 from html import escape
@@ -27,13 +30,22 @@ T = TypeVar("T")
 
 _SECONDS_TO_CLEAN_UP = 15.0
 """A request's deadline."""
+_SECONDS_TO_CLOSE = 2.0
+
+_open: set[AsyncJob] = set()
+"""Those of each `Job` that somebody still holds."""
+_closing: set[Future[None]] = set()
 
 
 class Job:
-    """A job on a cluster. Everything waits for the cluster's answer."""
+    """A job on a cluster. Everything waits for the cluster's answer. `close` closes the connection, and so does letting
+    go of the job.
+    """
 
     def __init__(self, job: AsyncJob) -> None:
         self._job = job
+        _open.add(job)
+        weakref.finalize(self, _let_go, job).atexit = False
 
     @classmethod
     def get(cls, name: str, *, namespace: str | None = None, context: str | None = None) -> Job:
@@ -245,3 +257,21 @@ def _loop() -> asyncio.AbstractEventLoop:
 async def _next(lines: Any) -> Line:
     found: Line = await anext(lines)
     return found
+
+
+def _let_go(job: AsyncJob) -> None:
+    """Close the connection of a job that nobody holds any more: aiohttp reports one that is open as an error. This runs
+    in any thread, that of the loop too, so it does not wait.
+    """
+    _open.discard(job)
+    closing = asyncio.run_coroutine_threadsafe(job.close(), _loop())
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
+
+
+@atexit.register
+def _let_all_go() -> None:
+    """At the end of the program, while the thread of the loop still runs."""
+    for job in list(_open):
+        _let_go(job)
+    wait(list(_closing), timeout=_SECONDS_TO_CLOSE)
