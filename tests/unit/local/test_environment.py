@@ -144,8 +144,14 @@ def test_home_stays_the_users_unless_the_job_sets_it() -> None:
         ("/mnt/shared/datasets/x.bin", "/home/ann/shared/datasets/x.bin"),
         ("--data=/mnt/shared/datasets", "--data=/home/ann/shared/datasets"),
         ("/mnt/shared/a:/mnt/shared/b", "/home/ann/shared/a:/home/ann/shared/b"),
+        ('{"in": "/mnt/shared/x", "out": "/mnt/shared"}', '{"in": "/home/ann/shared/x", "out": "/home/ann/shared"}'),
+        ("paths=[/mnt/shared/a,/mnt/shared/b]", "paths=[/home/ann/shared/a,/home/ann/shared/b]"),
+        ("cp -r x '/mnt/shared/a b'\ncd /mnt/shared; ls", "cp -r x '/home/ann/shared/a b'\ncd /home/ann/shared; ls"),
         ("/mnt/shared2/a", "/mnt/shared2/a"),
+        ("/mnt/shared-2/a", "/mnt/shared-2/a"),
         ("/old/mnt/shared/a", "/old/mnt/shared/a"),
+        ("${ROOT}/mnt/shared/a", "${ROOT}/mnt/shared/a"),
+        ("https://host.example/mnt/shared/a", "https://host.example/mnt/shared/a"),
     ],
 )
 def test_paths_on_the_volume_become_paths_in_the_shared_folder(given: str, here: str) -> None:
