@@ -70,6 +70,9 @@ class DDPJob(ScriptOptions):
         """
         if (self.script is None) == (self.function is None):
             raise BadJob(("script, function: name one of them",))
+        if self.function is not None and not hasattr(self.function, "__qualname__"):  # functools.partial, or an object
+            said = f"function: {self.function!r} has no name to import it by"
+            raise BadJob((f"{said}; pass a function of a file, and what it takes in kwargs",))
         try:
             content = script_job(self._script(), self)
         except ValueError as error:
@@ -143,7 +146,9 @@ class DDPJob(ScriptOptions):
     def _source_of_cell(self) -> str | None:
         """The module with a function of a notebook cell; None for every other function."""
         function = self.function
-        if function is None or function.__module__ != "__main__" or set("<.") & set(function.__qualname__):
+        if function is None or function.__module__ != "__main__":
+            return None
+        if set("<.") & set(getattr(function, "__qualname__", "<")):
             return None
         if getattr(sys.modules["__main__"], "__file__", None):
             return None

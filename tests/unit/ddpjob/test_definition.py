@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import json
 import linecache
@@ -110,6 +111,7 @@ def test_a_function_is_called_by_every_rank(
         ({"script": "train.py", "owner": "x" * 65}, "owner: has 65 characters; write at most 64"),
         ({"function": json.dumps}, "json.py is not in"),
         ({"function": lambda: None}, "cannot be imported; define it at the top of a file"),
+        ({"function": functools.partial(json.dumps, indent=1)}, "a function of a file, and what it takes in kwargs"),
     ],
 )
 def test_what_cannot_run_is_refused_with_every_problem(folder: Path, arguments: dict[str, Any], said: str) -> None:
