@@ -10,8 +10,8 @@ root and without namespaces, this process gives the same promise:
   process of the pod. Its end means the same, and also that the runner is gone: it was killed, and could not say
   good-bye.
 - SIGTERM and SIGINT are handed on to the command alone, as the kubelet does.
-- When the command ends, what is left of its descendants is killed, and this process exits as a container would
-  report it: with the command's exit code, or 128 + the signal that ended it.
+- When the command ends, what is left of its descendants is killed, as far as they are this user's, and this process
+  exits as a container would report it: with the command's exit code, or 128 + the signal that ended it.
 - What the command prints goes through a pipe to the log, which is standard output. A disk that is full must not end
   the command, as it would if that wrote to the log itself: lines wait until there is room.
 
@@ -27,6 +27,7 @@ import select
 import shutil
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -40,6 +41,8 @@ _MOST_WAITING = 1 << 20
 """Bytes that wait for room on the disk at most; then the oldest are left out."""
 _SECONDS_BETWEEN_TRIES = 5.0
 _CHUNK = 65536
+_LOOKS_FOR_THE_LAST = 5
+_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 def main(scratch: str, header: str, *command: str) -> NoReturn:
@@ -183,12 +186,17 @@ def _reap(first: int) -> int | None:
 
 
 def _kill_descendants() -> None:
-    """Kill and collect until there is no child left: one may fork between being found and being killed."""
-    while True:
-        for pid in _descendants():
-            _send(pid, signal.SIGKILL)
+    """Kill and collect until there is no child left: one may fork between being found and being killed. A child that
+    may not be killed, as one that sudo has started, is left when a few looks have found no other.
+    """
+    looks = 0
+    while looks < _LOOKS_FOR_THE_LAST:
+        found = _descendants()
+        killed = [pid for pid in found if _send(pid, signal.SIGKILL)]
         try:
-            os.waitpid(-1, 0)
+            if os.waitpid(-1, 0 if found and killed == found else os.WNOHANG)[0] == 0:
+                looks += 1
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
         except ChildProcessError:
             return
 
@@ -207,9 +215,14 @@ def _descendants() -> list[int]:
     return found
 
 
-def _send(pid: int, number: int) -> None:
+def _send(pid: int, number: int) -> bool:
+    """Whether this user may."""
     with suppress(ProcessLookupError):  # it has just ended
-        os.kill(pid, number)
+        try:
+            os.kill(pid, number)
+        except PermissionError:
+            return False
+    return True
 
 
 def _prctl(option: int, value: int) -> None:

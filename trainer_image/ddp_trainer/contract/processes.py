@@ -96,11 +96,11 @@ def identity(pid: int) -> str:
 
 
 def send(pids: Iterable[int], signum: int) -> None:
-    """Signal each process; one that is gone already is no error."""
+    """Signal each process; one that is gone already is no error, nor one of another user, such as sudo starts."""
     for pid in pids:
         try:
             os.kill(pid, signum)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             continue
 
 
