@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
-from ddpjob_operator.cli.parameters import SUCCEEDED
+from ddpjob_operator.cli.parameters import SUCCEEDED, Given
 from ddpjob_operator.cli.terminal import is_terminal, print_note
 from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod
 from ddpjob_operator.core.values.job import Job, Manifest
@@ -30,7 +30,7 @@ def debug(cluster: Cluster, name: str, limit: int, *, any_node: bool, gpus: bool
         found = await read_job(client, namespace, name)
         pods = await read_pods(client, namespace, found)
         job = _job(found)
-        failed = _failed(job, pods)
+        failed = _failed(job, pods, cluster, client.namespace)
         visit = Visit(limit, None if any_node else failed.node, gpus)
         manifest = build_debug_pod(job, _pod_of(failed, job, image or _image(failed, job, pods)), visit)
         advice = "free what it waits for, or try --any-node" if visit.node is not None else "free what it waits for"
@@ -40,7 +40,7 @@ def debug(cluster: Cluster, name: str, limit: int, *, any_node: bool, gpus: bool
             if is_terminal() and is_terminal(sys.stdin) and shutil.which(command[0]):
                 print_note(f"the pod is deleted when the shell ends, and after {seconds_in_words(limit)} at the latest")
                 return await _run(command)
-            print(as_text(command), flush=True)
+            print(_to_copy(command), flush=True)
             print_note(f"Ctrl-C deletes the pod; it ends after {seconds_in_words(limit)} at the latest")
             await _until_it_ends(client, path)
             return SUCCEEDED
@@ -55,16 +55,22 @@ def _job(found: Json) -> Job:
         raise ApiError(422, "Invalid", f"{found['metadata']['name']}: {'; '.join(error.problems)}") from error
 
 
-def _failed(job: Job, pods: list[Json]) -> Failed:
+def _failed(job: Job, pods: list[Json], cluster: Cluster, default: str) -> Failed:
     if (failed := failed_pod(job, pods)) is not None:
         return failed
     running = next((pod["metadata"]["name"] for pod in pods if pod.get("status", {}).get("phase") == "Running"), None)
     todo = (
-        f"{as_text(shell_command(job.namespace, running, None, job))} opens a shell in a pod that runs"
+        f"{_to_copy(shell_command(job.namespace, running, cluster.context, job))} opens a shell in a pod that runs"
         if running
-        else f"ddpjob why {job.name} says where it is"
+        else f"{cluster.command('why', job.name, namespace=job.namespace, default=default)} says where it is"
     )
     raise ApiError(409, "Conflict", f"no pod of {job.name} has failed; {todo}")
+
+
+def _to_copy(command: tuple[str, ...]) -> str:
+    """For another shell, which has not the kubeconfig that was given before the verb in its environment."""
+    file = () if Given.kubeconfig is None else ("--kubeconfig", Given.kubeconfig)
+    return as_text((command[0], *file, *command[1:]))
 
 
 def _image(failed: Failed, job: Job, pods: list[Json]) -> str:
