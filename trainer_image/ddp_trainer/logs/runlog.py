@@ -55,7 +55,7 @@ class RunLog:
         # they are few, and no snapshot has them
         self._events = LogFile(directory / EVENTS, self._thread, self._write_errors, is_durable=True)
         self._writers: list[MetricWriter] | None = None
-        self._resumed_at = 0
+        self._resumed_at: int | None = None
         self._losses_path = directory / FOLDER / f"{Attempt(job.created, job.attempt, job.uid).name}.jsonl"
         self.losses = LossLog(
             self._losses_path if world.leads else None,

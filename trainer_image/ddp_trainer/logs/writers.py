@@ -39,9 +39,11 @@ class MetricWriter(Protocol):
 
 
 class TensorBoard:
-    """Event files in `directory`. Points of earlier attempts beyond `resumed_at` are dropped."""
+    """Event files in `directory`. Points of earlier attempts beyond `resumed_at` are dropped: with 0 all of them, with
+    None none.
+    """
 
-    def __init__(self, directory: Path, *, resumed_at: int = 0) -> None:
+    def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
         self.directory = directory
         self._resumed_at = resumed_at
         self._writer: Any = None
@@ -62,10 +64,10 @@ class TensorBoard:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._made = int(time.time())
-                purge = self._resumed_at + 1 if self._resumed_at else None
+                purge = None if self._resumed_at is None else self._resumed_at + 1
                 self._writer = SummaryWriter(str(self.directory), purge_step=purge)
                 self._writer.flush()
-                self._resumed_at = 0  # another one, after an error, must not drop the points of this one
+                self._resumed_at = None  # another one, after an error, must not drop the points of this one
             for name, value in values.items():
                 self._writer.add_scalar(name, value, step)
         except OSError as error:
