@@ -48,7 +48,8 @@ The figures of live recovery are an exception: a new pod with node rank 0 goes o
 series that does not begin at 0. Aggregate first: `increase((max by (namespace, ddpjob) (x))[1h:1m])`.
 
 A counter of the operator with labels has no series before its first event, which `increase` therefore does not see.
-Count events of a day with `increase(x[1d]) and x offset 1d or x`.
+Count events of a day with `increase(x[1d]) and x offset 1d or max_over_time(x[1d]) unless x offset 1d`, which also sees
+those of an operator that came and went on that day.
 
 ## Operator
 

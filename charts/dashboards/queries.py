@@ -68,10 +68,12 @@ def bars(title: str, help: str, query: Query, unit: str = "short", steps: Steps 
 
 def counted(metric: str, window: str, selector: str = "") -> str:
     """What the operator has counted in a window. `increase` does not see a series begin with the first event of its
-    kind: one that was not there at the beginning of the window counts in full.
+    kind: one that was not there at the beginning of the window counts in full, also where it is that of an operator
+    which is gone since.
     """
     series = f"{metric}{{{', '.join(filter(None, (TEAM, selector)))}}}"
-    return f"(increase({series}[{window}]) and {series} offset {window} or {series})"
+    before = f"{series} offset {window}"
+    return f"(increase({series}[{window}]) and {before} or max_over_time({series}[{window}]) unless {before})"
 
 
 def seconds(metric: str, window: str, selector: str = "", by: str = "") -> str:
