@@ -162,6 +162,11 @@ WELL = (
     Case("a script that uploads for an hour after its last step", OPERATOR | JOB | {
          f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"}}': "0+54x70 3780x300",
          f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="unknown"}}': "0x70 60+60x300"}, minutes=130),
+    Case("its initializers fetched data for most of the hour, which counts when they are done", OPERATOR | JOB
+         | phases(Pending="1x50 _x300", Running="_x51 1x300")
+         | {f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="initializing"}}': "0x50 3000x300"}
+         | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"', "0x50 0+54x300")
+         | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="saving"', "0x50 0+6x300"), minutes=69),
     Case("succeeded", OPERATOR | STUCK | phases(Succeeded="1x300"), minutes=200),
     Case("two restarts in an hour", OPERATOR | JOB | series("ddpjob_status_restarts", "0x25 1x10 2x200")),
     Case("a short wait in the queue", OPERATOR | JOB | phases(Pending="1x50 _x300", Running="_x51 1x300")),
