@@ -31,6 +31,7 @@ OPERATOR: Series = {
     'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="pods"}': "1+0.2x300",
 }
 OF_POD = 'namespace="team", pod="digits-0-0"'
+OF_NEW_POD = 'namespace="team", pod="digits-1-0"'
 VOLUME = 'namespace="team", persistentvolumeclaim="digits-shared"'
 DCGM = 'namespace="gpu-operator", pod="dcgm-x", exported_namespace="team", exported_pod="digits-0-0", gpu="0"'
 JOB: Series = {
@@ -172,6 +173,14 @@ WELL = (
     Case("a short wait in the queue", OPERATOR | JOB | phases(Pending="1x50 _x300", Running="_x51 1x300")),
     Case("a GPU that waits for the job to start", OPERATOR | JOB | series("DCGM", "0x69 90x300")
          | phases(Starting="1x50 _x300", Running="_x51 1x300")),
+    Case("GPUs of the pods of a restart, which have loaded for twenty minutes", OPERATOR
+         | without(JOB, "DCGM_FI_DEV_GPU_UTIL") | series("ddpjob_gpu", "0.9x60 _x300")
+         | {f'ddpjob_gpu_utilization_ratio{{{OF_NEW_POD}, ddpjob="digits", gpu="0"}}': "_x62 0x200"}
+         | phases(Running="1x60 _x2 1x200", Restarting="_x61 1x1 _x200"), minutes=83),
+    Case("the same by DCGM", OPERATOR | JOB | series("DCGM", "90x60 _x300") | {
+         f'ddpjob_trainer_info{{{OF_NEW_POD}, ddpjob="digits", attempt="1", node_rank="0"}}': "_x62 1x200",
+         f"DCGM_FI_DEV_GPU_UTIL{{{DCGM.replace('digits-0-0', 'digits-1-0')}}}": "_x62 0x200"}
+         | phases(Running="1x60 _x2 1x200", Restarting="_x61 1x1 _x200"), minutes=83),
     Case("another replica takes over", {
          name.replace("operator-0", pod): f"{'_x40 ' * (pod == 'operator-1')}{values}"
          for pod in ("operator-0", "operator-1") for name, values in OPERATOR.items()} | JOB),
