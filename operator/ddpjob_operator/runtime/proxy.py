@@ -1,4 +1,6 @@
-"""Through which proxy the API server of a kubeconfig is reached, as kubectl decides it (Go's ProxyFromEnvironment)."""
+"""Through which proxy the API server of a kubeconfig, or a webhook, is reached, as kubectl decides it (Go's
+ProxyFromEnvironment).
+"""
 
 from __future__ import annotations
 

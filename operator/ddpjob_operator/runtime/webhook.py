@@ -1,13 +1,14 @@
 """Posts JSON documents to one URL, in the background: the caller does not wait.
 
 The URL may contain a secret, as the webhooks of chat systems do. Neither it nor the text of an exception, which may
-quote it, is logged.
+quote it, is logged. HTTPS_PROXY and NO_PROXY count: receivers are often outside of the cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from ddpjob_operator import metrics
+from ddpjob_operator.runtime.proxy import proxy_of_environment
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,10 @@ class Webhook:
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
-            async with self._connected().post(self.url, data=body, headers=headers, allow_redirects=False) as answer:
+            proxy = proxy_of_environment(self.url, os.environ)
+            async with self._connected().post(
+                self.url, data=body, headers=headers, proxy=proxy, allow_redirects=False
+            ) as answer:
                 status = answer.status
         except TimeoutError:
             return f"no answer within {TIMEOUT_SECONDS:g} s", True

@@ -95,6 +95,21 @@ async def test_an_event_is_posted_once(receiver: Receiver, sender: Webhook) -> N
     assert counted() == {**before, "delivered": before["delivered"] + 1}
 
 
+async def test_a_receiver_outside_is_reached_through_the_proxy_of_the_environment(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy is asked with the whole URL; no name server knows this receiver."""
+    proxy, _, _ = receiver.url.rpartition("/")
+    for name, value in (("HTTP_PROXY", proxy), ("NO_PROXY", ".svc"), ("http_proxy", ""), ("no_proxy", "")):
+        monkeypatch.setenv(name, value)
+    sender = Webhook(f"http://receiver.invalid/{SECRET}", pause=lambda tried: 0.0)
+    try:
+        assert await outcome(sender)
+    finally:
+        await sender.close()
+    assert [(path, headers["Host"]) for path, headers, _ in receiver.got] == [(f"/{SECRET}", "receiver.invalid")]
+
+
 @pytest.mark.parametrize(
     ("codes", "delivered", "requests"),
     [
