@@ -203,16 +203,26 @@ class JobTable:
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, JobFigures] = {}
+        self._hidden: dict[Hashable, JobFigures] = {}
 
     def put(self, key: Hashable, figures: JobFigures) -> None:
-        earlier = self._rows.get(key)
+        earlier = self._rows.get(key) or self._hidden.pop(key, None)
         self._rows[key] = figures if earlier is None else figures.after(earlier)
 
     def drop(self, key: Hashable) -> None:
         self._rows.pop(key, None)
+        self._hidden.pop(key, None)
+
+    def hide(self) -> None:
+        """Show none until it is put again, since another replica may. Where this one leads again its series go on, and
+        none of their counters may be lower than before.
+        """
+        self._hidden |= self._rows
+        self._rows = {}
 
     def clear(self) -> None:
         self._rows.clear()
+        self._hidden.clear()
 
     def lines(self, open_metrics: bool) -> Iterator[str]:
         """The series in the text format of Prometheus or of OpenMetrics, some lines at a time.

@@ -102,6 +102,19 @@ def test_a_restart_that_is_taken_back_stays_counted() -> None:
     assert 'ddpjob_status_restarts_total{ddpjob="digits",namespace="team"} 0.0' in page(), "a new job of the name"
 
 
+def test_a_restart_that_was_taken_back_stays_counted_where_the_same_replica_leads_again() -> None:
+    """As the only one does after an outage of the API server: its series goes on."""
+    for restarts in (6, 5):
+        metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=restarts))
+    metrics.JOBS.hide()
+    assert "digits" not in page()
+    shown = []
+    for restarts in (5, 6):
+        metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=restarts))
+        shown += re.findall(r"ddpjob_status_restarts_total\{.*\} (.*)", page())
+    assert list(map(float, shown)) == [6, 7]
+
+
 def test_a_job_has_at_most_thirty_series_whatever_is_known_of_it() -> None:
     conditions = dict.fromkeys(("Degraded", "SnapshotsFailing", "LossNotFinite", "ShutdownTooShort"), "Reason")
     seconds = {activity: float(number) for number, activity in enumerate(ACTIVITIES)}

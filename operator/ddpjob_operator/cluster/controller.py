@@ -377,7 +377,7 @@ class Controller:
             self.webhook.drop_all()
         for last in self._last.values():
             last.rejected = last.status = None
-        metrics.JOBS.clear()
+        metrics.JOBS.hide()
 
     def _forget(self, key: Key) -> None:
         """The job is gone, or another controller's."""
