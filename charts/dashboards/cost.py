@@ -88,7 +88,7 @@ COST = Dashboard(
             stat("An hour now", "At the pace of the last ten minutes.", hourly_cost(), unit=MONEY),
             stat("Trained for it", "What went into training steps that were kept.", TRAINED, unit=MONEY),
             stat("Share that trained", "The rest went into starts, snapshots, validation, failures: see 'By activity'.",
-                 f"{TRAINED} / {cost()}", unit="percentunit", steps=GOOD_IS_MORE),
+                 f"{TRAINED} / ({cost()})", unit="percentunit", steps=GOOD_IS_MORE),
             stat("Lost with failures", "Steps that were lost, stalls, and starting again.",
                  f"{lost_cost()} + ({or_zero(cost(selector=AGAIN))})", unit=MONEY),
             stat("GPU hours", "For which gangs held GPUs.",

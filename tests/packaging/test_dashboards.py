@@ -237,6 +237,7 @@ def test_what_is_held_costs_what_the_table_of_prices_says(
         "Cost": [{"{}": total}],
         "An hour now": [{"{}": total}],
         "Trained for it": [{"{}": 0.9 * total}],
+        "Share that trained": [{"{}": 0.9}],
         "Lost with failures": [{"{}": 0.1 * total}],
         "Until running jobs end": [{"{}": sum(jobs.values())}],
         "By namespace": [by_namespace],
