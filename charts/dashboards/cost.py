@@ -72,7 +72,7 @@ def lost_cost() -> str:
     return f"({or_zero(lost)})"
 
 
-TRAINED = f"({cost(selector=TRAINING)} - {lost_cost()})"
+TRAINED = f"clamp_min({cost(selector=TRAINING)} - {lost_cost()}, 0)"
 HOURLY = f"sum {BY_JOB} ({priced(lambda kind: per_job(f'ddpjob_status_{kind}s'))})"
 SPENT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {HELD}}}) / 3600 * {HOURLY}"
 KEPT = f"sum {BY_JOB} (ddpjob_status_activity_seconds{{{JOB}, {TRAINS}}}) / 3600 * {HOURLY}"

@@ -52,7 +52,8 @@ FAILURES = Dashboard(
             stat("Time lost", "Nodes times the time that went into steps that were lost, into stalls and into starting "
                  "again.", LOST, unit="s"),
             stat("Share lost", "Of the time for which gangs held their nodes. A tenth is much: see the most frequent "
-                 "reason below.", f"{LOST} / {seconds(NODES, RANGE)}", unit="percentunit", steps=SHARE_LOST),
+                 "reason below.", f"clamp_max({LOST} / {seconds(NODES, RANGE)}, 1)",
+                 unit="percentunit", steps=SHARE_LOST),
             stat("Losses not finite", "Steps with a loss that was NaN or infinite: a learning rate too high, a bad "
                  "sample, or fp16. nonFiniteLossPolicy decides what happens.",
                  or_zero(f"round(sum(increase(ddpjob_train_non_finite_losses_total{{{JOB}}}[{RANGE}])))"),

@@ -32,9 +32,10 @@ from queries import (
 )
 
 GOODPUT = (
-    f"({seconds('ddpjob_held_node_seconds_total', RANGE, TRAINING)}"
-    f" - {seconds('ddpjob_lost_node_seconds_total', RANGE)}) / {seconds('ddpjob_held_node_seconds_total', RANGE)}"
+    f"clamp_min({seconds('ddpjob_held_node_seconds_total', RANGE, TRAINING)}"
+    f" - {seconds('ddpjob_lost_node_seconds_total', RANGE)}, 0) / {seconds('ddpjob_held_node_seconds_total', RANGE)}"
 )
+"""What a failure loses may have been trained before the time shown."""
 FLEET = Dashboard(
     "fleet", "Fleet",
     "All jobs: what needs attention, what waits, what the nodes do, and how the operator is.",

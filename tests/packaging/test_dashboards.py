@@ -141,6 +141,27 @@ def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Pat
     check_answers(promtool, tmp_path, values, [question])
 
 
+@pytest.mark.parametrize(
+    ("page", "title", "share"),
+    [("fleet", "Goodput in this time", 0), ("cost", "Share that trained", 0), ("failures", "Share lost", 1)],
+)
+def test_a_failure_that_loses_more_than_the_time_shown_leaves_no_share_below_0_or_above_1(
+    promtool: str, tmp_path: Path, page: str, title: str, share: int
+) -> None:
+    """Two hours of training are lost, and the last hour is shown."""
+    (panel,) = (panel for panel in panels(PAGES[page]) if panel["title"] == title)
+    expr = panel["targets"][0]["expr"]
+    given = {"namespace": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5", "__range": "1h"}
+    for name, value in given.items():
+        expr = expr.replace(f"${name}", value)
+    series = {
+        'ddpjob_held_node_seconds_total{namespace="team", cause="training"}': "0+60x180",
+        'ddpjob_lost_node_seconds_total{namespace="team"}': "0x170 7200x10",
+    }
+    question = {"expr": expr, "eval_time": "3h", "exp_samples": [{"labels": "{}", "value": share}]}
+    check_answers(promtool, tmp_path, series, [question])
+
+
 def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promtool: str, tmp_path: Path) -> None:
     """The new pod begins with what its peers have counted."""
     (panel,) = (panel for panel in panels(PAGES["job"]) if panel["title"] == "Time of live recoveries")
