@@ -38,7 +38,7 @@ ACTIVITIES = (
 )
 
 _OF_PHASE = {
-    "requirements": "initializing",
+    "requirements": "rendezvous",  # initializers hold no nodes, and these pods do
     "init": "rendezvous",
     "script": "unknown",
     "rendezvous": "rendezvous",

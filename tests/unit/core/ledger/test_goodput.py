@@ -41,7 +41,7 @@ def spent(status: DDPJobStatus) -> dict[str, float]:
         (Phase.STARTING, seen(PULLS), "queued"),
         (Phase.STARTING, seen(PULLS, make_pod(1)), "pulling"),
         (Phase.RUNNING, seen(*RUNS), "rendezvous"),
-        (Phase.RUNNING, seen(*RUNS, report=reported("requirements")), "initializing"),
+        (Phase.RUNNING, seen(*RUNS, report=reported("requirements")), "rendezvous"),
         (Phase.RUNNING, seen(*RUNS, report=reported("load")), "rendezvous"),
         (Phase.RUNNING, seen(*RUNS, report=reported("first_step")), "first_step"),
         (Phase.RUNNING, seen(*RUNS, report=reported("done")), "unknown"),
