@@ -430,6 +430,34 @@ def test_wandb_is_set_to_stay_offline_and_gets_the_points_of_rank_0_alone(
     assert json.loads((tmp_path / "logs/digits/wandb/points.json").read_text()) == [[10, {"train/loss": 0.5}]]
 
 
+def test_tensorboard_shows_what_a_rank_writes_that_leads_for_the_second_time(tmp_path: Path) -> None:
+    """With live recovery: rank 0 was lost, another one led in its place until it was replaced, and it is lost again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def leads(log: RunLog, first: int) -> None:
+        log.resumed(first - 1)
+        time.sleep(1.0 - time.time() % 1.0)  # files are read by the second of their names
+        for step in range(first, first + 3):
+            log.scalars(step, {"loss": 0.5})
+        settled(log)
+
+    place = World()
+    stays = RunLog(job(tmp_path), place)
+    leads(stays, 1)
+    place.move(1, 2)
+    stays.regrouped()
+    stays.resumed(3)
+    joins = RunLog(job(tmp_path), World(size=2))
+    leads(joins, 4)
+    joins.close()
+    place.move(0, 1)
+    stays.regrouped()
+    leads(stays, 7)
+    stays.close()
+    shown = EventAccumulator(str(tmp_path / "logs" / "digits" / "tensorboard")).Reload()
+    assert [point.step for point in shown.Scalars("loss")] == list(range(1, 10))
+
+
 def test_a_kind_of_curve_that_fails_is_left_out_and_training_goes_on(
     tmp_path: Path, stand_in: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

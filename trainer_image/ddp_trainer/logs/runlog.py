@@ -79,6 +79,9 @@ class RunLog:
             self.losses.lead(LogFile(self._losses_path, self._thread, self._write_errors))
         elif not self._world.leads and self._directory is not None:
             self.losses.lead(None)
+            # TensorBoard reads files in the order in which they began: what this rank has to write when it leads again
+            # would come before the points of the rank that leads meanwhile, which begin by dropping all later ones
+            self._thread.do(self._close_writers)
         self._directory = self._given_directory if self._world.leads else None
 
     def resumed(self, step: int) -> None:
@@ -112,6 +115,10 @@ class RunLog:
         """In the log thread."""
         self.losses.close()
         self._events.close()
+        self._close_writers()
+
+    def _close_writers(self) -> None:
+        """In the log thread. What is written next has writers of its own."""
         for writer in self._writers or ():
             writer.close()
         self._writers = None
