@@ -306,6 +306,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         f"!has(self.elastic) || !({has_strategy_cel('pipeline')})",
         "--strategy pipeline resumes with the same number of ranks only; remove elastic, or use --strategy fsdp",
         elastic_pipeline,
+        at_start=True,
     ),
     Rule(
         (),

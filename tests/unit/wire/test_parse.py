@@ -145,6 +145,13 @@ def test_a_job_that_has_begun_is_not_left_without_an_operator_for_a_rule_of_a_ne
     assert parse_job(obj(spec, status={"phase": "Running"})).spec.pod_template.spec["volumes"] == volumes
 
 
+def test_an_elastic_pipeline_that_version_0_1_0_has_begun_goes_on() -> None:
+    spec = {"nodes": 2, "elastic": {"minNodes": 1}, "args": ["--strategy=pipeline"]}
+    with pytest.raises(InvalidJob, match="the same number of ranks only"):
+        parse_job(obj(spec))
+    assert parse_job(obj(spec, status={"phase": "Running"})).spec.args == ("--strategy=pipeline",)
+
+
 def test_a_server_without_a_schema_is_not_trusted_either() -> None:
     assert problems({"nodes": 0}, strict=False) == ("spec.nodes: 0 is too small; use 1 or more",)
 
