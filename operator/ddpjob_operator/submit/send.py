@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cluster import paths
@@ -74,6 +75,8 @@ async def send(
             note(f"the volume of the {name} before goes with it, and all snapshots ({_NOT_RETAINED})")
         await _remove(client, namespace, before, parts)
     job = await client.create(paths.jobs(namespace), _RESOURCE, content)
+    if left_out := ", ".join(_left_out(content["spec"], job["spec"], "spec")):
+        note(f"the cluster has left out {left_out}: its operator may be older than this command (`ddpjob version`)")
     try:
         await config_maps.keep_with(client, namespace, job, parts)
     except ApiError as error:
@@ -106,6 +109,21 @@ async def _is_accepted(client: Client, namespace: str, content: Content, *, in_p
         older = "the operator of this cluster is older than this command: its DDPJobs have no spec.code"
         raise ApiError(0, "OlderOperator", f"{older}; upgrade it, or put the script into the image")
     return True
+
+
+def _left_out(given: Any, kept: Any, path: str) -> Iterator[str]:
+    """Paths of what was sent and is not in what the server has made of it: it drops fields that its CRD does not know,
+    without an error. A field that is null has not been set.
+    """
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for name, value in given.items():
+            if name in kept:
+                yield from _left_out(value, kept[name], f"{path}.{name}")
+            elif value is not None:
+                yield f"{path}.{name}"
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for index, value in enumerate(given):
+            yield from _left_out(value, kept[index], f"{path}[{index}]")
 
 
 def other_name(name: str) -> str:

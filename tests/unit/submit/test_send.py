@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,40 @@ async def test_to_an_operator_that_does_not_know_the_code_of_jobs_nothing_is_sen
     with pytest.raises(ApiError, match="is older than this command"):
         await send(server, "team", DDPJob(script="train.py", folder=tmp_path).submission(), replace=False, note=print)
     assert server.objects == {}
+
+
+class Pruning(Older):
+    """An API server whose CRD lacks three fields more."""
+
+    async def create(self, path: str, resource: str, body: Any, *, dry_run: bool = False) -> Any:
+        made = deepcopy(await super().create(path, resource, body, dry_run=dry_run))
+        for fields, name in (
+            (made["spec"], "nonFiniteLossPolicy"),
+            (made["spec"]["snapshots"], "resume"),
+            (made["spec"]["restart"]["rules"][1], "reasons"),
+            (made["spec"], "image"),
+        ):
+            del fields[name]
+        return made
+
+
+async def test_fields_that_the_cluster_does_not_know_are_named() -> None:
+    rules = [{"action": "Fail", "exitCodes": [3]}, {"action": "Restart", "reasons": ["OutOfMemory"]}]
+    spec = {
+        "image": None,
+        "nonFiniteLossPolicy": "Stop",
+        "snapshots": {"keep": 2, "resume": "Own"},
+        "restart": {"rules": rules},
+    }
+    said: list[str] = []
+    server: Any = Pruning()
+    job = check({**script_job("train.py", ScriptOptions()), "spec": spec}, Path())
+    await send(server, "team", job, replace=False, note=said.append)
+    assert len(server.objects) == 1
+    (note,) = said
+    assert note.startswith(
+        "the cluster has left out spec.nonFiniteLossPolicy, spec.snapshots.resume, spec.restart.rules[1].reasons: "
+    )
 
 
 class Refusing:
