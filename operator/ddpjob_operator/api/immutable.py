@@ -43,12 +43,12 @@ def immutable_digests(spec: DDPJobSpec) -> dict[str, str]:
         wire.pop("nodes", None)  # the number of nodes of an elastic job may change
     if spec.procs_per_node == 1:
         wire.pop("procsPerNode")  # it was the field's default once, and is written into stored objects
-    return {field: _digest(wire[field]) if field in wire else _OF_NOTHING for field in IMMUTABLE_FIELDS}
+    return {field: _digest(wire[field]) if field in wire else OF_NOTHING for field in IMMUTABLE_FIELDS}
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 
-_OF_NOTHING = _digest(None)
+OF_NOTHING = _digest(None)
 """Of a field that has its default: most fields of most jobs, at each look at them."""

@@ -20,7 +20,7 @@ from ddpjob_operator.core.failure.node_lost import is_lost, patience
 from ddpjob_operator.core.gang.group import takes_others
 from ddpjob_operator.core.gang.members import STAYS_SPARE, asking_since, can_be_kept, members, starting_since
 from ddpjob_operator.core.gang.spares import ready_spares
-from ddpjob_operator.core.manifests.spec_changes import digests
+from ddpjob_operator.core.manifests.spec_changes import made_alike
 from ddpjob_operator.core.values.actions import SyncPod, soonest
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
@@ -41,7 +41,7 @@ def kept_pods(look: Look, size: int) -> dict[str, int]:
     """The pods that take part in the next attempt, of `size` nodes, and the node ranks that they have in it."""
     if look.job.spec.restart.scope == "Gang":
         return {}
-    if look.status.internal.spec_digests != digests(look.job, look.defaults):
+    if not made_alike(look.job, look.status, look.defaults):
         return {}  # those that are there are not like those that would be made now
 
     allowed = patience(look)  # walks all pods

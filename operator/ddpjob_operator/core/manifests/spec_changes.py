@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from ddpjob_operator.api.immutable import immutable_digests
+from ddpjob_operator.api.immutable import OF_NOTHING, immutable_digests
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.manifests.pod_environment import is_assignable
 from ddpjob_operator.core.values.job import Defaults, Job
@@ -30,6 +30,18 @@ def made_otherwise(job: Job, status: DDPJobStatus, defaults: Defaults) -> bool:
     if not started_with:
         return False
     return any(started_with.get(name, digest) != digest for name, digest in digests(job, defaults).items())
+
+
+def made_alike(job: Job, status: DDPJobStatus, defaults: Defaults) -> bool:
+    """Whether the pods of the current attempt are known to be like one that is made now. What the operator that began
+    it did not know had its default then.
+    """
+    started_with = status.internal.spec_digests
+    if started_with is None:
+        return False
+    now = digests(job, defaults)
+    names = started_with.keys() | now.keys()
+    return all(started_with.get(name, OF_NOTHING) == now.get(name, OF_NOTHING) for name in names)
 
 
 def edited_fields(job: Job, status: DDPJobStatus) -> list[str]:

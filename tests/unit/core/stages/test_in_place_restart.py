@@ -336,6 +336,18 @@ def test_pods_made_from_another_spec_are_never_kept(spec: dict[str, Any], defaul
     assert {"delete digits-0-0", "delete digits-0-2"} <= done(decided)
 
 
+def test_pods_are_kept_that_an_operator_with_fewer_fields_has_made() -> None:
+    """Version 0.1.0 has no `code`, and no digest of it."""
+    started_with = digests(make_job(**SPEC), DEFAULTS)
+    del started_with["code"]
+    pods = seen(make_pod(0), failed(1, 137), make_pod(2))
+    decided = look(in_place(running(spec_digests=started_with)), pods)
+    assert decided.status.internal.kept_pods == {"digits-0-0": 0, "digits-0-2": 2}
+    code = {"configMaps": ["ddpjob-code-1"], "sha256": "0" * 64}
+    with_code = look(in_place(running(spec_digests=started_with), code=code), pods)
+    assert with_code.status.internal.kept_pods == {}
+
+
 def test_pods_that_cannot_be_told_are_not_kept_when_the_scope_is_edited() -> None:
     started_with = digests(make_job(nodes=3), DEFAULTS)
     decided = look(in_place(running(spec_digests=started_with)), seen(make_pod(0), failed(1, 137), make_pod(2)))
