@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import http.client
 import http.server
+import json
 import os
 import ssl
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, r
 from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json
-from ddp_trainer.initialize.__main__ import Initializer, run
+from ddp_trainer.initialize.__main__ import Initializer, parse, run
 from ddp_trainer.initialize.sources import FetchError
 
 
@@ -46,6 +47,12 @@ def test_a_file_is_there_after_it_was_fetched_and_is_not_fetched_again(web: Web,
     known = read_json(marker)
     assert known is not None
     assert (known["version"], known["path"], known["files"], known["bytes"]) == (1, task.path, 1, len(BODY))
+
+
+def test_what_a_newer_operator_sends_besides_is_ignored(shared: Path) -> None:
+    given = {"name": "data", "path": "data", "source": "s3://bucket/key", "fromTheFuture": {"min": 1}}
+    task, _ = parse({"DDPJOB_SHARED": str(shared), "DDPJOB_INITIALIZER": json.dumps(given)})
+    assert task == Initializer("data", "data", source="s3://bucket/key")
 
 
 def test_another_job_that_asks_for_the_same_under_another_name_finds_it(web: Web, shared: Path) -> None:

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,9 @@ def parse(environ: Mapping[str, str]) -> tuple[Initializer, Path]:
     """
     try:
         shared = Path(environ["DDPJOB_SHARED"])
-        task = Initializer(**json.loads(environ["DDPJOB_INITIALIZER"]))
+        given = json.loads(environ["DDPJOB_INITIALIZER"])
+        # an operator that is newer than this image may send more
+        task = Initializer(**{field.name: given[field.name] for field in fields(Initializer) if field.name in given})
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"DDPJOB_SHARED and DDPJOB_INITIALIZER say no initializer: {error!r}") from None
     target, root = (Path(os.path.realpath(path)) for path in (shared / task.path, shared))  # a link to itself, too
