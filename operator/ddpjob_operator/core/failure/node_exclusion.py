@@ -45,16 +45,18 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
 
 def forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """`status` without the nodes that have not failed the job for a day: faults are mended, and a month of them would
-    rule out every node. What a rule has excluded stays excluded.
+    rule out every node. What a rule has excluded stays excluded. For failures that version 0.1.0 has recorded, without
+    a time, the day begins now.
     """
-    old = {name for name, time in status.node_failure_times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
-    if not old:
+    times = dict.fromkeys(status.node_failures, now) | status.node_failure_times
+    old = {name for name, time in times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
+    if not old and len(times) == len(status.node_failure_times):
         return status
     counted = _offenders(policy, status.node_failures) & old
     return recorded(
         status,
         node_failures={name: count for name, count in status.node_failures.items() if name not in old},
-        node_failure_times={name: time for name, time in status.node_failure_times.items() if name not in old},
+        node_failure_times={name: time for name, time in times.items() if name not in old},
         excluded_nodes=tuple(name for name in status.excluded_nodes if name not in counted),
     )
 

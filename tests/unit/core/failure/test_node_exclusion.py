@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, make_report, seen
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, make_report, seen
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import at
@@ -18,6 +18,7 @@ from ddpjob_operator.core.failure.node_exclusion import (
     FORGIVEN_SECONDS,
     NODES_KEPT,
     blame_node,
+    forgiven,
     kept_away_from,
     newly_excluded,
     unwelcome,
@@ -252,6 +253,17 @@ def test_a_node_is_forgiven_a_day_after_its_last_failure() -> None:
     assert (soon.excluded_nodes, soon.node_failures) == (("a",), {"a": 3, "b": 2})
     late = blame_node(at(job, pods, FORGIVEN_SECONDS + 1), killed("b"), exclude=False)
     assert (late.excluded_nodes, late.node_failures) == ((), {"b": 1})
+
+
+def test_failures_without_a_time_are_forgiven_too() -> None:
+    """Version 0.1.0 has recorded none."""
+    policy = Restart(exclude_node_after=3)
+    dated = forgiven(policy, DDPJobStatus(node_failures={"a": 3, "b": 1}, excluded_nodes=("a",)), NOW)
+    assert (dated.node_failures, dated.excluded_nodes) == ({"a": 3, "b": 1}, ("a",))
+    assert dated.node_failure_times == {"a": NOW, "b": NOW}
+    assert forgiven(policy, dated, later(FORGIVEN_SECONDS - 1)) == dated
+    late = forgiven(policy, dated, later(FORGIVEN_SECONDS + 1))
+    assert (late.node_failures, late.node_failure_times, late.excluded_nodes) == ({}, {}, ())
 
 
 def test_a_month_of_failures_rules_no_node_out() -> None:
