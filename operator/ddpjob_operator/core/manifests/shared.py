@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ddpjob_operator.api.pod import Initializer
@@ -32,13 +33,30 @@ def confined(job: Job, spec: Manifest) -> Manifest:
     """
     if job.spec.shared.scope != "Job":
         return spec
-    claim = job.spec.shared.claim_name
-    volumes = {item.get("name") for item in _objects(spec.get("volumes")) if _claim_of(item) == claim}
+    volumes = _volumes_of(job, spec)
     return spec | {
-        kind: [_confined_container(item, volumes, f"jobs/{job.name}") for item in spec[kind]]
+        kind: [_confined_container(item, volumes, _folder(job)) for item in spec[kind]]
         for kind in _CONTAINERS
         if kind in spec
     }
+
+
+def paths_within(job: Job, spec: Manifest) -> Iterator[tuple[str, str]]:
+    """Mounts of a confined pod that lead to a path within the folder of its job, as a field and that path.
+
+    The kubelet follows links in such a path to anywhere in the claim, and the job chooses what is in its folder: a link
+    to `../another` there would be a way to the folder of another job. The folder itself has no link that a job made.
+    """
+    if job.spec.shared.scope != "Job":
+        return
+    volumes = _volumes_of(job, spec)
+    for kind in _CONTAINERS:
+        for container in _objects(spec.get(kind)):
+            for mount in _objects(container.get("volumeMounts")):
+                given = next((name for name in _SUB_PATHS if mount.get(name)), "")
+                path = str(mount.get(given) or "")
+                if mount.get("name") in volumes and path.startswith(f"{_folder(job)}/"):
+                    yield f"{kind}[{container.get('name')}].volumeMounts[{mount.get('mountPath')}].{given}", path
 
 
 def other_claims(job: Job, spec: Manifest) -> dict[str, str]:
@@ -52,6 +70,16 @@ def source_claim(item: Initializer) -> str | None:
     """The claim that `pvc://claim/path` names."""
     kind, _, rest = (item.source or "").partition("://")
     return rest.partition("/")[0] if kind == "pvc" else None
+
+
+def _folder(job: Job) -> str:
+    return f"jobs/{job.name}"
+
+
+def _volumes_of(job: Job, spec: Manifest) -> set[Any]:
+    """Names of the volumes of a pod that are the claim which the job names."""
+    claim = job.spec.shared.claim_name
+    return {item.get("name") for item in _objects(spec.get("volumes")) if _claim_of(item) == claim}
 
 
 def _confined_container(container: Manifest, volumes: set[Any], folder: str) -> Manifest:

@@ -85,6 +85,34 @@ def test_the_scope_of_a_shared_claim_and_other_claims_can_be_bounded() -> None:
     assert said.startswith("spec.initializers, pvc://theirs: 'Claim' is not among those")
 
 
+@pytest.mark.parametrize("path", [{"subPath": "logs"}, {"subPath": "."}, {"subPathExpr": "$(POD)"}], ids=str)
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_a_path_within_the_folder_of_a_job_is_refused_where_jobs_must_not_see_each_others_files(
+    kind: str, path: dict[str, str]
+) -> None:
+    """The kubelet follows a link there to anywhere in the claim, such as one to `../other`."""
+    claim = {"persistentVolumeClaim": {"claimName": "team"}}
+    mounts = [{"name": "again", "mountPath": "/all"}, {"name": "own", "mountPath": "/own", "subPath": "logs"}]
+
+    def refused(bounds: Bounds, *more: dict[str, str], scope: str = "Job") -> list[str]:
+        spec = {
+            "volumes": [{"name": "again", **claim}, {"name": "own", "emptyDir": {}}],
+            kind: [{"name": "sidecar", "volumeMounts": [*mounts, *more]}],
+        }
+        job = make_job(shared={"claimName": "team", "scope": scope}, podTemplate={"spec": spec})
+        found = admit(job, replace(DEFAULTS, bounds=bounds))
+        return list(found.problems) if isinstance(found, Refused) else []
+
+    mount = {"name": "again", "mountPath": "/more", **path}
+    assert refused(only("sharedScopes", "Job")) == []
+    assert refused(Bounds(), mount) == []
+    assert refused(only("sharedScopes", "Claim", "Job"), mount) == []
+    assert refused(only("sharedScopes", "Claim"), mount, scope="Claim") == []
+    (said,) = refused(only("sharedScopes", "Job"), mount)
+    field = f"spec.podTemplate.spec.{kind}[sidecar].volumeMounts[/more].{next(iter(path))}"
+    assert said.startswith(f"{field}: 'Claim' is not among those")
+
+
 def test_annotations_are_those_of_the_template() -> None:
     given = {"metadata": {"annotations": {"team.example/owner": "a", "k8s.example/net": "b"}}}
     (said,) = refusals(only("annotations", "team.example/*"), {}, **given)
