@@ -30,7 +30,9 @@ Labels:
 - In metrics of the operator, `namespace` is part of the series. The ServiceMonitor drops the label `namespace` of the
   target; do the same in a scrape configuration of your own (`action: labeldrop`, `regex: namespace`).
 - In metrics of trainer pods, `namespace` is the label of the scrape target. A pod cannot write series of another
-  namespace. `honor_labels` is not needed, and must not be set.
+  namespace. `honor_labels` is not needed, and must not be set. A pod answers what its author wants, so the PodMonitor
+  keeps series with the names of a trainer alone; do the same in a scrape configuration of your own (`action: keep`,
+  `source_labels: [__name__]`, `regex: ddpjob_(gpu_memory|gpu_utilization|pod|rank|snapshot|train|trainer)_.+`).
 - `owner` of `ddpjob_info` is the annotation `training.ddpjob.io/owner` of the DDPJob, at most 64 characters of it: a
   team, a person, an e-mail address. `ddpjob submit` writes what `--owner` says, or else the name of the local user if
   the job's file names none; `kubectl annotate` changes it, also while the job runs. Nothing checks what the author of

@@ -28,6 +28,12 @@ from ddpjob_operator.api.status import Phase
 Page = Callable[[str], tuple[bytes, str]]
 BOTH = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
 STEPS = 7
+FORGED = b"""\
+ddpjob_operator_leader{service="ddpjob-operator"} 5
+DCGM_FI_DEV_GPU_UTIL{namespace="team",pod="d-0"} 0
+ddpjob_pod_memory_bytes{ddpjob="digits"} 1
+"""
+"""What a pod may answer that serves a page of its own on the port of the launcher."""
 
 
 def trainer(folder: Path, node_rank: int) -> Page:
@@ -72,7 +78,10 @@ def served(page: Page) -> Iterator[str]:
 def scrape(monitor: dict[str, Any], endpoints: str, namespace: str, targets: dict[str, str]) -> dict[str, Any]:
     """What the Prometheus Operator makes of a monitor: the labels of each target, then the relabelings."""
     endpoint = monitor["spec"][endpoints][0]
-    relabelings = [{snake(key): value for key, value in item.items()} for item in endpoint.get("relabelings", ())]
+    relabelings, of_series = (
+        [{snake(key): value for key, value in item.items()} for item in endpoint.get(field, ())]
+        for field in ("relabelings", "metricRelabelings")
+    )
     labels = {"namespace": namespace, "container": "c", "endpoint": endpoint["port"]}
     return {
         "job_name": f"{endpoints}-{monitor['metadata']['name']}",
@@ -81,6 +90,7 @@ def scrape(monitor: dict[str, Any], endpoints: str, namespace: str, targets: dic
             {"targets": [address], "labels": {**labels, "pod": pod}} for pod, address in targets.items()
         ],
         "relabel_configs": relabelings,
+        "metric_relabel_configs": of_series,
         **{snake(name): limit for name, limit in monitor["spec"].items() if name.endswith("Limit")},
     }
 
@@ -98,15 +108,17 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         served(lambda accept: asyncio.run(metrics.page(accept))) as operator,
         served(trainer(tmp_path_factory.mktemp("first"), 0)) as first,
         served(trainer(tmp_path_factory.mktemp("second"), 1)) as second,
+        served(lambda _: (FORGED, "text/plain; version=0.0.4; charset=utf-8")) as forged,
     ):
+        pods = {"d-0": first, "d-1": second, "d-2": forged}
         scrapes = [
             scrape(of_kind("ServiceMonitor", manifests)[0], "endpoints", "ddpjob-system", {"operator-0": operator}),
-            scrape(of_kind("PodMonitor", manifests)[0], "podMetricsEndpoints", "team", {"d-0": first, "d-1": second}),
+            scrape(of_kind("PodMonitor", manifests)[0], "podMetricsEndpoints", "team", pods),
             {"job_name": "stock", "static_configs": [{"targets": [operator]}]},
         ]
         with started(Path(binary), scrapes, folder) as server:
             eventually(
-                lambda: len(server.query("up == 1")) == 4, "all targets are scraped", instead=server.scrape_errors
+                lambda: len(server.query("up == 1")) == 5, "all targets are scraped", instead=server.scrape_errors
             )
             yield server
     metrics.JOBS.drop("monitors")
@@ -127,3 +139,8 @@ def test_a_sum_over_the_pods_of_a_run_counts_each_step_once(prometheus: Promethe
 def test_a_series_is_joined_with_the_attempt_of_its_pod(prometheus: Prometheus) -> None:
     join = "ddpjob_train_step * on (namespace, pod) group_left (attempt) ddpjob_trainer_info"
     assert [(sample.labels["attempt"], sample.value) for sample in prometheus.query(join)] == [("3", STEPS)]
+
+
+def test_a_pod_writes_no_series_of_the_operator_nor_of_another_exporter(prometheus: Prometheus) -> None:
+    found = prometheus.query('{__name__=~"(ddpjob|DCGM)_.+", pod="d-2"}')
+    assert [sample.labels["ddpjob"] for sample in found] == ["digits"]

@@ -25,6 +25,8 @@ from tests.packaging.chart import (
     settings_of,
 )
 
+from ddp_trainer.launch.status.metric_table import TABLE as OF_TRAINERS
+from ddpjob_operator.metric_table import TABLE as OF_THE_OPERATOR
 from ddpjob_operator.settings import Settings
 from ddpjob_operator.tenancy import read
 
@@ -312,6 +314,16 @@ def test_a_pod_cannot_fill_prometheus() -> None:
     assert sized["spec"]["bodySizeLimit"] == "8MB"
     unlimited = {"podMonitor": {"enabled": True, "limits": dict.fromkeys(LIMITS)}}
     assert not set(LIMITS) & of_kind("PodMonitor", rendered(unlimited))[0]["spec"].keys()
+
+
+def test_a_pod_writes_no_series_of_the_operator_nor_of_another_exporter() -> None:
+    """Alerts add some of them up over all namespaces, or take the namespace from a label of the series."""
+    (monitor,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
+    (kept,) = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    assert (kept["action"], kept["sourceLabels"]) == ("keep", ["__name__"])
+    assert [name for name in OF_TRAINERS if not re.fullmatch(kept["regex"], name)] == []
+    others = (*OF_THE_OPERATOR, "DCGM_FI_DEV_GPU_UTIL", "kubelet_volume_stats_available_bytes", "up")
+    assert [name for name in others if re.fullmatch(kept["regex"], name)] == []
 
 
 def test_all_options_have_the_effect_that_they_name() -> None:
