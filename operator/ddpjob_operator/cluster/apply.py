@@ -22,6 +22,7 @@ from ddpjob_operator.cluster.rejections import (
     Rejected,
     changed_labels,
     forbids,
+    not_made_for,
     problem_of,
     problem_with,
     refuses,
@@ -52,6 +53,7 @@ from ddpjob_operator.core.values.job import ADMISSION_FAILED, Job
 from ddpjob_operator.core.values.names import (
     FINALIZER,
     LABEL_ATTEMPT,
+    LABEL_JOB,
     LABEL_NODE_RANK,
     LABEL_NODES,
     LABEL_SYNC,
@@ -184,6 +186,8 @@ class Applier:
             claim = await self._existing(f"{collection}/{name}", "persistentvolumeclaims", error)
             if claim["metadata"].get("deletionTimestamp") or controller_of(claim).get("uid", job.uid) != job.uid:
                 raise _not_ours(error, "PersistentVolumeClaim", claim) from None
+            if action.only_own and _label_of_job(claim) != _label_of_job(action.manifest):
+                raise Rejected(not_made_for(claim)) from None
         else:
             self._report_restored(lost, job, CLAIM, name)
         self.cache.put_child(_owner(job), CLAIM, claim)
@@ -507,6 +511,11 @@ def _may_pass(failure: BaseException) -> bool:
 def _not_ours(error: ApiError | Rejected, kind: str, found: Json) -> Rejected:
     """The object that was found is another owner's: a refusal stands, and else the name is taken."""
     return error if isinstance(error, Rejected) else Rejected(taken(kind, found))
+
+
+def _label_of_job(obj: Json) -> str | None:
+    found: str | None = (obj["metadata"].get("labels") or {}).get(LABEL_JOB)
+    return found
 
 
 def _owner(job: Job) -> Owner:

@@ -108,6 +108,12 @@ def relabelled(kind: str, obj: Json, names: Sequence[str]) -> Problem:
     return Problem(ADMISSION_DENIED, f"{said}, and was deleted: {what}")
 
 
+def not_made_for(claim: Json) -> Problem:
+    """A claim that has the name of the job's own, where jobs may not see all of any other one."""
+    said = f"PersistentVolumeClaim {claim['metadata']['name']} already exists and was made for no job of this name"
+    return Problem(NAME_TAKEN, f"{said}; give the job another name, or use it with shared.claimName and scope Job")
+
+
 def taken(kind: str, obj: Json) -> Problem:
     """The name of a child is that of an object of another owner, such as the job that this one has replaced."""
     meta = obj["metadata"]

@@ -32,7 +32,7 @@ from ddpjob_operator.core.values.actions import (
     ReleasePod,
 )
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.names import FINALIZER, LABEL_ATTEMPT, LABEL_MANAGED_BY, MANAGED_BY
+from ddpjob_operator.core.values.names import FINALIZER, LABEL_ATTEMPT, LABEL_JOB, LABEL_MANAGED_BY, MANAGED_BY
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -234,6 +234,28 @@ async def test_what_exists_already_needs_no_admission(
     assert [request.method for request in server.asked] == ["POST", "GET"]
     known = cache.observed(Owner("ns", "job-1"))
     assert known.children or known.service or known.pvc_exists
+
+
+@pytest.mark.parametrize("refusal", [status(409, "AlreadyExists"), QUOTA], ids=["exists", "a quota"])
+@pytest.mark.parametrize(
+    ("labels", "only_own", "used"),
+    [({LABEL_JOB: "digits"}, True, True), ({LABEL_JOB: "other"}, True, False), ({}, True, False), ({}, False, True)],
+    ids=["retained", "another job's", "nobody's", "any will do"],
+)
+async def test_a_claim_that_has_the_name_by_chance_is_not_used_where_jobs_see_their_own_files_only(
+    server: Server, client: Client, labels: dict[str, str], refusal: Answer, *, only_own: bool, used: bool
+) -> None:
+    cache, metadata = Cache(), {"name": "digits-shared"}
+    wanted = CLAIM | {"metadata": metadata | {"labels": {LABEL_JOB: "digits"}}}
+    server.answers = [refusal, found(CLAIM | {"metadata": metadata | {"labels": labels}})]
+    refused = await Applier(client, cache).carry_out(JOB, [CreatePVC(wanted, only_own=only_own)])
+    assert cache.observed(Owner("ns", "job-1")).pvc_exists is used
+    if used:
+        assert refused is None
+    else:
+        assert refused is not None
+        assert refused.problem.reason == "NameTaken"
+        assert "was made for no job of this name" in refused.problem.message
 
 
 @pytest.mark.parametrize(

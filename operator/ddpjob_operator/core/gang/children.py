@@ -9,6 +9,7 @@ from __future__ import annotations
 from ddpjob_operator.core.gang.members import current_group
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Admitted, Refused
+from ddpjob_operator.core.manifests.allow_lists import may_see_whole_claims
 from ddpjob_operator.core.manifests.network_policy import build_policies
 from ddpjob_operator.core.manifests.pod_group import build_pod_group
 from ddpjob_operator.core.manifests.pods import build_pvc, build_service, rendezvous_selector
@@ -34,7 +35,11 @@ def missing_children(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     """Create the claim, the policies and the group that the job is to have and that are not known to be there."""
     claim = build_pvc(admitted)
     missing: tuple[Action, ...] = (*missing_policies(look, admitted), *missing_group(look, admitted))
-    return missing if claim is None or look.observed.pvc_exists else (CreatePVC(claim), *missing)
+    if claim is None or look.observed.pvc_exists:
+        return missing
+    # one that has begun is not stopped by a bound that came later
+    is_new = look.status.internal.spec_digests is None
+    return (CreatePVC(claim, only_own=is_new and not may_see_whole_claims(look.defaults.bounds)), *missing)
 
 
 def missing_group(look: Look, admitted: Admitted) -> tuple[CreateChild, ...]:

@@ -39,6 +39,12 @@ def unlisted(job: Job, pod: Manifest, bounds: Bounds) -> Iterator[tuple[str, str
                 yield field, name, row.setting
 
 
+def may_see_whole_claims(bounds: Bounds) -> bool:
+    """Whether jobs may see all of a claim that was not made for them."""
+    allowed = bounds.allowed.get("sharedScopes")
+    return allowed is None or _is_listed("Claim", allowed)
+
+
 def _is_open(setting: str, name: str, bounds: Bounds) -> bool:
     if setting == "priorityClasses":
         return not name.startswith("system-")

@@ -15,6 +15,8 @@ class CreatePVC:
     """Create the PersistentVolumeClaim unless it exists."""
 
     manifest: Manifest
+    only_own: bool = False
+    """Whether one that exists counts only if it was made for a job of this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from ddpjob_operator.core.values.actions import (
     DeletePodGroup,
     PointService,
 )
-from ddpjob_operator.core.values.job import NetworkAccess, Problem
+from ddpjob_operator.core.values.job import Bounds, NetworkAccess, Problem
 from ddpjob_operator.core.values.names import group_name
 
 CLOSED = replace(DEFAULTS, network=NetworkAccess("ddpjob-system"))
@@ -39,6 +39,20 @@ def test_what_a_gang_relies_on_is_created_again_in_every_phase_that_has_pods(pha
     assert service.manifest["spec"]["clusterIP"] == "10.96.0.7", "the pods that run have this address"
     members = [replace(pod, group=of_attempt(0)[1]) for pod in GANG]
     assert plan(job, seen(*members, children=CHILDREN, pod_groups=GROUPS), NOW, CLOSED).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("scopes", "only_own"), [(None, False), (("Claim", "Job"), False), (("*",), False), (("Job",), True)], ids=str
+)
+def test_a_new_job_takes_no_claim_that_was_not_made_for_it_where_it_may_not_see_all_of_any(
+    scopes: tuple[str, ...] | None, *, only_own: bool
+) -> None:
+    bounds = Bounds(allowed={} if scopes is None else {"sharedScopes": scopes})
+    bounded = replace(DEFAULTS, bounds=bounds)
+    new = plan(make_job(), seen(attempt=None, pvc_exists=False), NOW, bounded)
+    assert [action.only_own for action in new.actions if isinstance(action, CreatePVC)] == [only_own]
+    begun = plan(make_job(in_phase(Phase.RUNNING)), seen(*GANG, pvc_exists=False), NOW, bounded)
+    assert [action.only_own for action in begun.actions if isinstance(action, CreatePVC)] == [False]
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
