@@ -11,6 +11,7 @@ from ddpjob_operator.cli.terminal import print_line, print_note
 from ddpjob_operator.follow.job_lines import Volume, job_lines
 from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.follow.read import read_job
+from ddpjob_operator.follow.table import visible
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
@@ -41,7 +42,7 @@ async def _print_tail(client: Client, namespace: str, name: str) -> None:
     with suppress(ApiError):
         failure = parse_status((await read_job(client, namespace, name)).get("status") or {}).last_failure
         if failure is not None and failure.log_tail:
-            print(failure.log_tail)
+            print("\n".join(map(visible, failure.log_tail.splitlines())))
 
 
 async def _code(client: Client, namespace: str, name: str) -> int:

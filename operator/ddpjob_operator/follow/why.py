@@ -23,6 +23,7 @@ from ddpjob_operator.core.values.job import in_words
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.pace import pace_of
 from ddpjob_operator.follow.queued import Queued
+from ddpjob_operator.follow.table import visible
 from ddpjob_operator.local.observed import goodput_shares, progress_in_words, seconds_in_words, snapshot_in_words
 
 _SPARE_NAME = re.compile(r"-\d+-s\d+$")
@@ -85,7 +86,8 @@ class Answer:
 
     def text(self) -> str:
         """The answer for a terminal, without control characters."""
-        return "\n\n".join((self.headline, *(section.text() for section in self.sections)))
+        text = "\n\n".join((self.headline, *(section.text() for section in self.sections)))
+        return "\n".join(map(visible, text.split("\n")))
 
 
 def why(seen: Seen) -> Answer:

@@ -121,7 +121,7 @@ class PlainDisplay:
 
     def write_line(self, line: str) -> None:
         with suppress(OSError):
-            print(line, file=self._stream, flush=True)
+            print(_without_controls(line), file=self._stream, flush=True)
 
     def output(self, line: str) -> None:
         self.write_line(f"| {line}")
@@ -180,13 +180,14 @@ class LiveDisplay:
                 self._losses = dict(sorted(self._losses.items())[::2])
 
     def event(self, event: Event) -> None:
-        self._print(Text(f"{event.reason}: {event.message}", style="yellow" if event.type == "Warning" else "dim"))
+        text = _without_controls(f"{event.reason}: {event.message}")
+        self._print(Text(text, style="yellow" if event.type == "Warning" else "dim"))
 
     def write_line(self, line: str) -> None:
-        self._print(Text(line))
+        self._print(Text(_without_controls(line)))
 
     def output(self, line: str) -> None:
-        self._print(Text(line, style="dim"))
+        self._print(Text(_without_controls(line), style="dim"))
 
     def _picture(self) -> RenderableType:
         """Drawn four times a second, so that the time goes on while nothing else happens."""
@@ -223,10 +224,17 @@ def picture(view: RunView, losses: str = "", *, wide: bool = True) -> Renderable
     parts += _ranks(rank_table(view.reports))
     failure = view.status.last_failure
     if failure is not None:
-        parts.append(Text(f"last failure: {failure_in_words(failure)}", style="yellow"))
+        parts.append(Text(_without_controls(f"last failure: {failure_in_words(failure)}"), style="yellow"))
         if failure.advice:
-            parts.append(Text(f"  {failure.advice}", style="dim"))
+            parts.append(Text(f"  {_without_controls(failure.advice)}", style="dim"))
     return Group(*parts)
+
+
+def _without_controls(text: str) -> str:
+    """What a job says, without what a terminal would obey: rich leaves escape sequences as they are."""
+    if text.isprintable():
+        return text
+    return "".join(character for character in text if character.isprintable() or character in "\t\n")
 
 
 def _header(view: RunView) -> Text:

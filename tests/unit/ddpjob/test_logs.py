@@ -123,6 +123,7 @@ FAILURE = {"attempt": 0, "time": "2030-01-01T00:00:00Z", "reason": "WorkerExcept
         ({"phase": "Suspended"}, 0, False, SUCCEEDED, READ),
         (None, 0, True, SUCCEEDED, READ),
         ({"phase": "Failed", "lastFailure": FAILURE}, 2, False, REFUSED, ["tail"]),
+        ({"phase": "Failed", "lastFailure": FAILURE | {"logTail": "\x1b[2Ja\nb"}}, 2, False, REFUSED, ["[2Ja", "b"]),
         ({"phase": "Running"}, 0, False, SUCCEEDED, []),
     ],
 )

@@ -149,6 +149,15 @@ def test_a_restart_waits_for_its_pods_and_not_for_the_failure_before() -> None:
     assert answer.headline == "digits: Restarting for 30m00s: 1 of 2 pods are ready"
 
 
+def test_a_terminal_obeys_nothing_that_a_job_has_said() -> None:
+    evil = "\x1b]0;title\x07\x1b[2J"
+    failure = FAILURE | {"message": f"{evil}one", "advice": f"{evil}two", "logTail": f"first\n{evil}three"}
+    text = why(seen(phase="Failed", completionTime=NOW, lastFailure=failure)).text()
+    text += why(seen(waiting_pod("digits-0-0", "ErrImagePull", f"{evil}four"), phase="Starting")).text()
+    assert [part for part in ("one", "two", "three", "four") if f"]0;title[2J{part}" not in text] == []
+    assert text.replace("\n", "").isprintable()
+
+
 SIGNALLED = FAILURE | {"signal": "SIGKILL", "exitCode": 137, "rank": None, "reason": "OOMKilled"}
 
 

@@ -128,6 +128,23 @@ def test_lines_have_no_control_characters() -> None:
     assert "\r" not in stream.getvalue()
 
 
+def test_a_terminal_obeys_nothing_that_a_job_has_said() -> None:
+    """Its events and its failures have words of its own, which another person may read."""
+    evil, shown = "\x1b]0;title\x07\x1b[2Jgone", "]0;title[2Jgone"
+    plain, drawn_once, live = io.StringIO(), io.StringIO(), io.StringIO()
+    PlainDisplay(plain).event(Event("Warning", "Restarting", f"{evil}\n\tnext"))
+    assert plain.getvalue() == f"Restarting: {shown}\n\tnext\n"
+    failure = FailureStatus(attempt=0, time=START, pod_name="digits-0-1", reason="Failed", message=evil, advice=evil)
+    Console(file=drawn_once, width=100).print(picture(view(50, last_failure=failure)))
+    assert drawn_once.getvalue().count(shown) == 2
+    assert "\x1b" not in drawn_once.getvalue()
+    with LiveDisplay(Console(file=live, force_terminal=True, width=100)) as display:
+        display.event(Event("Warning", "Restarting", evil))
+        display.output(evil)
+    assert Text.from_ansi(live.getvalue()).plain.count(shown) == 2
+    assert "\x1b]" not in live.getvalue()
+
+
 def test_a_reader_that_went_away_does_not_end_the_run(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full, PlainDisplay(full) as display:
         display.write_line("nobody hears this")
