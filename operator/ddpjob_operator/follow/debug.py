@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Bounds, Defaults, Job, Manifest, PodSecurity
@@ -31,9 +32,12 @@ class Failed:
 
 
 def failed_pod(job: Job, pods: Iterable[Manifest]) -> Failed | None:
-    """The pod of the last failure on record, or else one that has failed; None if none has."""
+    """The pod of the last failure on record, or else one that has failed; None if none has. A job beyond a bound has
+    failed without one: the operator has not admitted it, and no pod is made from it here either.
+    """
     found = list(pods)
-    failure = job.status.last_failure
+    last = job.status.last_failure
+    failure = None if last is not None and last.reason == BEYOND else last
     if failure is not None and (failure.pod_name or failure.node_name):
         pod = next((item for item in found if item["metadata"]["name"] == failure.pod_name), None)
         node = failure.node_name or (pod["spec"].get("nodeName") if pod else None)

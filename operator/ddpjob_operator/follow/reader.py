@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpjob_operator.cluster import paths
+from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.core.values.names import ANNOTATION_IMAGE, TRAINER_CONTAINER, pvc_name
+from ddpjob_operator.follow.table import printable
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.paths import NAME
@@ -15,6 +17,19 @@ from ddpjob_operator.runtime.paths import NAME
 def claim_of(job: Job) -> str:
     """The name of its claim, its own or the operator's."""
     return job.spec.shared.claim_name or pvc_name(job.name)
+
+
+def refuse_beyond_bounds(job: Job) -> None:
+    """A pod that reads the volume has the job's image, account and user. Whoever looks at a job that the operator has
+    refused for them may have more rights than its author, and would lend them.
+
+    Raises:
+        ApiError: the job is such a one.
+    """
+    failure = job.status.last_failure
+    if failure is not None and failure.reason == BEYOND:
+        why = f"{job.name} is beyond a bound of this cluster's administrator, and no pod is started from it"
+        raise ApiError(422, BEYOND, f"{why}: {printable(failure.message)}")
 
 
 async def read_claim(client: Client, namespace: str, name: str) -> Json:

@@ -12,7 +12,7 @@ from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH
 from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_claim_pod, build_volume_pod
 from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.follow.lines import Line, Wanted
-from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
+from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim, refuse_beyond_bounds
 from ddpjob_operator.follow.volume_pod import FREE, Note, exit_code, log_of, started_pod
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -51,6 +51,7 @@ class VolumeLogs:
             job = parse_job(found)
         except InvalidJob as error:
             raise ApiError(422, "Invalid", f"{found['metadata']['name']}: {'; '.join(error.problems)}") from error
+        refuse_beyond_bounds(job)
         used = self.image or job.spec.image or image_of(pods)
         try:
             # a pod whose claim is gone would wait for minutes

@@ -11,7 +11,7 @@ from typing import Any
 from ddpjob_operator.core.manifests.volume_pod import VolumeCommand, build_volume_pod
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.follow.read import read_job, read_pods
-from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim
+from ddpjob_operator.follow.reader import claim_of, image_of, image_with, read_claim, refuse_beyond_bounds
 from ddpjob_operator.follow.snapshots import why_not_now
 from ddpjob_operator.follow.volume_pod import Note, run_pod
 from ddpjob_operator.runtime.client import Client, Json
@@ -74,7 +74,7 @@ async def pod_on_volume(
     """A pod for a command of `python -m ddp_trainer.snapshots`, not made yet, and the job.
 
     Raises:
-        ApiError: there is no such job, or it runs and the command changes snapshots.
+        ApiError: there is no such job, it was refused, or it runs and the command changes snapshots.
     """
     found = await read_job(client, namespace, name)
     pods = await read_pods(client, namespace, found)
@@ -82,6 +82,7 @@ async def pod_on_volume(
         job = parse_job(found)
     except InvalidJob as error:
         raise ApiError(422, "Invalid", f"{name}: {'; '.join(error.problems)}") from error
+    refuse_beyond_bounds(job)
     if command in CHANGES:
         why_not = why_not_now(name, job.status, map(parse_pod, pods), CHANGES[command])
         if why_not:

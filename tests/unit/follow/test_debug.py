@@ -64,6 +64,14 @@ def test_where_nothing_has_failed_there_is_nothing_to_debug() -> None:
     assert failed_pod(job(), [pod("digits-0-0", "Running")]) is None
 
 
+def test_no_pod_is_made_from_a_job_that_was_refused() -> None:
+    """The person who asks may be allowed what the bounds forbid its author."""
+    assert failed_pod(job({"reason": "BeyondBounds"}), []) is None
+    found = failed_pod(job({"reason": "BeyondBounds"}), [pod("digits-1-0")])
+    assert found is not None
+    assert found.pod is not None, "of an attempt before, as the API server has it"
+
+
 def test_a_pod_that_is_there_is_taken_as_it_is_with_the_wanted_image() -> None:
     found = Failed(2, 1, "worker-3", pod("digits-2-1"))
     images = [item["image"] for item in pod_of(found, job(image="new:2"), "tools:1")["spec"]["containers"]]

@@ -13,6 +13,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.follow import volume_pod
 from ddpjob_operator.follow.lines import Line, Wanted
 from ddpjob_operator.follow.volume_logs import VolumeLogs, may_be_on_volume_alone
+from ddpjob_operator.follow.volume_snapshots import pod_on_volume
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
 
@@ -158,6 +159,39 @@ async def test_who_may_not_see_the_claim_needs_to_name_the_image() -> None:
     api = Api(FORBIDDEN)
     assert await of_job(api, image="mine:1") == []
     assert api.made[0]["spec"]["containers"][0]["image"] == "mine:1"
+
+
+REFUSED = JOB | {
+    "status": {
+        "phase": "Failed",
+        "lastFailure": {
+            "attempt": 0,
+            "time": "2030-01-01T12:00:00Z",
+            "reason": "BeyondBounds",
+            "message": "spec.podTemplate.spec.serviceAccountName: 'admin'\x1b[2J",
+        },
+    }
+}
+
+
+async def test_no_pod_is_made_from_a_job_that_was_refused() -> None:
+    """It would have the account and the image that a bound forbids, with the rights of the person who asks."""
+
+    class Asked:
+        async def get(self, path: str, resource: str) -> dict[str, Any]:
+            return REFUSED
+
+        async def list(self, path: str, resource: str, **query: str) -> Any:
+            return [], 1
+
+    api = Api(claim())
+    with pytest.raises(ApiError, match="no pod is started from it: spec.podTemplate.spec.serviceAccountName") as read:
+        await anext(logs(api).of_job(REFUSED, []))
+    assert api.made == []
+    with pytest.raises(ApiError) as listed:
+        await pod_on_volume(cast(Any, Asked()), "ml", "digits", "ls", (), None)
+    assert listed.value.message == read.value.message
+    assert listed.value.message.isprintable()
 
 
 async def test_without_an_image_the_option_is_named() -> None:
