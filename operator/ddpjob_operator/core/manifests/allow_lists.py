@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ddpjob_operator.core.manifests.code import VOLUME as CODE
 from ddpjob_operator.core.manifests.placement import LOST_NODE_TAINTS
 from ddpjob_operator.core.manifests.pod_security import TEMPLATE, volume_types
-from ddpjob_operator.core.manifests.shared import other_claims, paths_within, source_claim
+from ddpjob_operator.core.manifests.shared import copied_claims, other_claims, paths_within, source_claim
 from ddpjob_operator.core.values.job import Bounds, Job, Manifest
 
 SPEC = f"{TEMPLATE}.spec"
@@ -130,6 +130,8 @@ def _shared_scopes(job: Job, pod: Manifest) -> Named:
     sources = {claim for item in job.spec.initializers if (claim := source_claim(item)) is not None}
     for name, claim in other_claims(job, pod["spec"]).items():
         yield f"spec.initializers, pvc://{claim}" if claim in sources else f"{SPEC}.volumes[{name}]", "Claim"
+    for name in copied_claims(pod["spec"]):
+        yield f"{SPEC}.volumes[{name}].ephemeral", "Claim"
     for field, _ in paths_within(job, pod["spec"]):
         yield f"{SPEC}.{field}", "Claim"
 

@@ -14,6 +14,7 @@ VOLUME = "shared"
 DATA_SETS = "datasets"
 _CONTAINERS = ("containers", "initContainers")
 _SUB_PATHS = ("subPath", "subPathExpr")
+_SOURCES = ("dataSource", "dataSourceRef")
 
 
 def shared_volume(job: Job) -> Manifest:
@@ -64,6 +65,16 @@ def other_claims(job: Job, spec: Manifest) -> dict[str, str]:
     own = job.spec.shared.claim_name or pvc_name(job.name)
     claims = {str(item.get("name")): _claim_of(item) for item in _objects(spec.get("volumes"))}
     return {name: claim for name, claim in claims.items() if claim is not None and claim != own}
+
+
+def copied_claims(spec: Manifest) -> Iterator[str]:
+    """Names of the volumes of a pod that Kubernetes makes as a copy of a claim, or of a snapshot of one."""
+    for volume in _objects(spec.get("volumes")):
+        found: Any = volume
+        for field in ("ephemeral", "volumeClaimTemplate", "spec"):
+            found = found.get(field) if isinstance(found, dict) else None
+        if isinstance(found, dict) and any(found.get(field) for field in _SOURCES):
+            yield str(volume.get("name"))
 
 
 def source_claim(item: Initializer) -> str | None:

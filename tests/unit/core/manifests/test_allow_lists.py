@@ -113,6 +113,21 @@ def test_a_path_within_the_folder_of_a_job_is_refused_where_jobs_must_not_see_ea
     assert said.startswith(f"{field}: 'Claim' is not among those")
 
 
+@pytest.mark.parametrize("source", ["dataSource", "dataSourceRef"])
+def test_a_copy_of_a_claim_is_all_of_it(source: str) -> None:
+    """Drivers that clone volumes fill a volume of the pod with what another claim has."""
+
+    def refused(bounds: Bounds, **claim: Any) -> list[str]:
+        template = {"spec": {"accessModes": ["ReadWriteOnce"], **claim}}
+        return refusals(bounds, {"volumes": [{"name": "copy", "ephemeral": {"volumeClaimTemplate": template}}]})
+
+    of_team = {source: {"kind": "PersistentVolumeClaim", "name": "team"}}
+    assert refused(Bounds(), **of_team) == []
+    assert refused(only("sharedScopes", "Job")) == []
+    (said,) = refused(only("sharedScopes", "Job"), **of_team)
+    assert said.startswith("spec.podTemplate.spec.volumes[copy].ephemeral: 'Claim' is not among those")
+
+
 def test_annotations_are_those_of_the_template() -> None:
     given = {"metadata": {"annotations": {"team.example/owner": "a", "k8s.example/net": "b"}}}
     (said,) = refusals(only("annotations", "team.example/*"), {}, **given)
