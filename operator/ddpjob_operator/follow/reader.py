@@ -20,8 +20,8 @@ def claim_of(job: Job) -> str:
 
 
 def refuse_beyond_bounds(job: Job) -> None:
-    """A pod that reads the volume has the job's image, account and user. Whoever looks at a job that the operator has
-    refused for them may have more rights than its author, and would lend them.
+    """A pod that reads the volume has the job's image, account and user. A person who looks at a job that the operator
+    has refused for them may have more rights than its author, and would lend them.
 
     Raises:
         ApiError: the job is such a one.

@@ -185,7 +185,7 @@ async def test_no_pod_is_made_from_a_job_that_was_refused() -> None:
             return [], 1
 
     api = Api(claim())
-    with pytest.raises(ApiError, match="no pod is started from it: spec.podTemplate.spec.serviceAccountName") as read:
+    with pytest.raises(ApiError, match=r"no pod is started from it: spec\.podTemplate\.spec\.service") as read:
         await anext(logs(api).of_job(REFUSED, []))
     assert api.made == []
     with pytest.raises(ApiError) as listed:
