@@ -33,6 +33,7 @@ Labels:
   namespace. `honor_labels` is not needed, and must not be set. A pod answers what its author wants, so the PodMonitor
   keeps series with the names of a trainer alone; do the same in a scrape configuration of your own (`action: keep`,
   `source_labels: [__name__]`, `regex: ddpjob_(gpu_memory|gpu_utilization|pod|rank|snapshot|train|trainer)_.+`).
+  For an exporter in a sidecar, write a PodMonitor of your own.
 - `owner` of `ddpjob_info` is the annotation `training.ddpjob.io/owner` of the DDPJob, at most 64 characters of it: a
   team, a person, an e-mail address. `ddpjob submit` writes what `--owner` says, or else the name of the local user if
   the job's file names none; `kubectl annotate` changes it, also while the job runs. Nothing checks what the author of
