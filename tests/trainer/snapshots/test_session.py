@@ -188,6 +188,34 @@ def test_a_snapshot_of_another_program_stops_the_job_for_good(
     assert (tmp_path / "step-000000000002").is_dir()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+        RuntimeError("Error(s) in loading state_dict for Linear: … an exception occurred : ('CUDA error: unknown',)."),
+        MemoryError(),
+        OSError(errno.EIO, os.strerror(errno.EIO)),
+    ],
+)
+def test_a_machine_that_fails_while_a_snapshot_is_loaded_does_not_stop_the_job_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run = Run(tmp_path)
+    run.snapshots.resume()
+    run.train(2)
+    run.snapshots.close()
+    other = Run(tmp_path, attempt=1)
+
+    def fail(_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(other.cursor, "load_state_dict", fail)
+    with pytest.raises(type(error)) as caught:
+        other.snapshots.resume()
+    assert caught.value is error
+    assert (tmp_path / "step-000000000002").is_dir()
+
+
 @pytest.mark.fault(33)
 @pytest.mark.parametrize(
     ("number", "kind", "advice"),

@@ -99,6 +99,11 @@ def timed_out(text: str) -> bool:
     return _TIMED_OUT.search(text) is not None
 
 
+def device_fault(text: str) -> bool:
+    """Whether a GPU, its driver or its memory is what failed."""
+    return _DEVICE_FAULT.search(text) is not None
+
+
 def no_rendezvous(text: str) -> bool:
     """Whether the ranks did not find each other."""
     return _NO_RENDEZVOUS.search(text) is not None and "store->get(" not in text

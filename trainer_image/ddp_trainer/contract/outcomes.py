@@ -29,7 +29,7 @@ from ddp_trainer.contract.exit_codes import (
     UserError,
 )
 from ddp_trainer.contract.json_files import FULL, read_json, reserve, write_json
-from ddp_trainer.contract.messages import no_memory, no_rendezvous, no_space, peer_lost
+from ddp_trainer.contract.messages import device_fault, no_memory, no_rendezvous, no_space, peer_lost
 
 RESERVED_BYTES: Final = 16 << 10
 MESSAGE_BYTES: Final = 2048
@@ -42,6 +42,7 @@ ExitClass = tuple[int, str]
 
 _OF_SOCKETS: Final = "DistNetworkError"
 """Of torch's; it has the words of the operating system alone."""
+_OF_MACHINES: Final = frozenset({"DiskFull", "OutOfMemory", "PeerLost", "RendezvousFailed"})
 _USAGE: Final = 2
 """With which argparse ends, and Python itself for a bad command line."""
 
@@ -73,6 +74,16 @@ def classify(error: BaseException) -> ExitClass:
 def is_peer_lost(error: BaseException) -> bool:
     """Whether a collective failed because another rank has left it."""
     return classify(error)[1] in ("PeerLost", "RendezvousFailed")
+
+
+def is_of_machine(error: BaseException) -> bool:
+    """Whether a device, memory, a volume, a network or another rank has failed: what the program did may be right, and
+    may work on another machine.
+    """
+    reason = classify(error)[1]
+    return reason in _OF_MACHINES or (
+        reason == "WorkerException" and (isinstance(error, OSError) or device_fault(str(error)))
+    )
 
 
 def _lost_peer(error: SystemExit) -> BaseException | None:

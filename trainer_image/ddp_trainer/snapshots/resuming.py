@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.contract.outcomes import is_of_machine
 from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.loading import load_into
@@ -161,7 +162,9 @@ def load(
 ) -> str | None:
     """Put verified files into the program's objects and generators; returns what a person should know, if anything.
 
-    Raises IncompatibleSnapshotError on all ranks if they do not fit on any.
+    Raises IncompatibleSnapshotError on all ranks if they do not fit on any. An error of the machine, such as one of its
+    GPU, is raised on its own rank as it is: the snapshot may fit, so the job is not to end of it. The others lose a
+    peer.
     """
     problem, notice = None, None
     try:
@@ -170,6 +173,8 @@ def load(
         _load_states(states, stateful)
         notice = _load_generators(manifest, generators, ranks)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         problem = str(error) or type(error).__name__
     for rank, text in enumerate(ranks.problems(problem)):
         if text is not None:
@@ -204,6 +209,8 @@ def _load_states(states: dict[str, Any], stateful: Mapping[str, Stateful]) -> No
         try:
             load_into(value, states.pop(name), keep_types=keep_types)
         except Exception as error:
+            if is_of_machine(error):
+                raise
             raise IncompatibleSnapshotError(f"{name}: {error}") from error
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddp_trainer.contract.exit_codes import FencedError, Left, Preempted, UserError
-from ddp_trainer.contract.outcomes import classify, outcome_of
+from ddp_trainer.contract.outcomes import classify, is_of_machine, outcome_of
 from ddp_trainer.launch.exit.root_cause import ExitEvidence, find_cause
 from ddp_trainer.live.deciding import Excluded
 
@@ -90,6 +90,23 @@ PEER_LOST = RuntimeError("Connection closed by peer")
 )
 def test_an_exception_means_one_exit_code_and_one_reason(error, verdict):
     assert classify(error) == verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (PEER_LOST, True),
+        (RuntimeError("Error(s) in loading state_dict for Linear: size mismatch for weight"), False),
+        (KeyError("weight"), False),
+        (UserError("CUDA error"), False),
+    ],
+)
+def test_what_a_machine_has_done_is_told_from_what_a_program_has(error, is_it):
+    assert is_of_machine(error) == is_it
 
 
 def record(rank, error, time):
