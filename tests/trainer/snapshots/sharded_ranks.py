@@ -19,11 +19,11 @@ from scenarios import RANK, WORLD_SIZE, run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from ddp_trainer.snapshots import sharded
+from ddp_trainer.snapshots import shard_storage, sharded
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.snapshots.trust.disk import Disk
-from ddp_trainer.snapshots.trust.manifest import FileEntry
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 
 
 class Run:
@@ -332,6 +332,32 @@ def pipeline_retyped(out: Path) -> Any:
     return None
 
 
+def the_index_cannot_be_read_on_one_rank(out: Path, *, times: int = 99) -> Any:
+    """The volume answers rank 1 with errors, so often."""
+    read, left = shard_storage.read_file, [times]
+
+    def broken(directory: Path, manifest: Manifest, name: str) -> bytearray:
+        if name == shard_storage.INDEX and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(directory, manifest, name)
+
+    if RANK == 1:
+        shard_storage.read_file = broken
+    try:
+        stages(out, attempt=3, fill=-1.0)[1].resume()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    finally:
+        shard_storage.read_file = read
+    return None
+
+
+def the_index_cannot_be_read_at_first(out: Path) -> Any:
+    """Nor may one rank go on to the next collective alone."""
+    return the_index_cannot_be_read_on_one_rank(out, times=1)
+
+
 def pipeline_resized(out: Path) -> Any:
     """Stages of two ranks make no sense to one."""
     try:
@@ -353,6 +379,8 @@ SCENARIOS = (
     the_disk_of_one_rank_hangs,
     pipeline,
     pipeline_retyped,
+    the_index_cannot_be_read_on_one_rank,
+    the_index_cannot_be_read_at_first,
     pipeline_resized,
 )
 

@@ -21,6 +21,7 @@ from ddp_trainer.snapshots.sharded import _Planner
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 HERE = Path(__file__).parent
+INDEX_FAULTS = ("the_index_cannot_be_read_on_one_rank", "the_index_cannot_be_read_at_first")
 
 
 def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
@@ -33,7 +34,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
     faults = ("one_rank_cannot_write", "one_rank_loses_what_it_wrote", "the_disk_of_one_rank_hangs")
-    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "pipeline", "pipeline_retyped")
+    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "pipeline", "pipeline_retyped", *INDEX_FAULTS)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
 
@@ -181,6 +182,12 @@ def test_a_tensor_of_another_type_is_refused_on_all_ranks_and_not_converted(out:
         kind, message = seen(out, "pipeline_retyped", 2, rank)
         assert kind == "IncompatibleSnapshotError"
         assert "layer0.weight is torch.float32 in it and torch.int64 in the program" in message
+
+
+@pytest.mark.parametrize("fault", INDEX_FAULTS)
+def test_a_volume_that_gives_one_rank_no_index_is_no_snapshot_that_does_not_fit(out: Path, fault: str) -> None:
+    for rank in (0, 1):
+        assert seen(out, fault, 2, rank) == ["SnapshotError", "rank 1: [Errno 5] Input/output error"]
 
 
 def test_stages_are_not_resumed_by_another_number_of_ranks(out: Path) -> None:

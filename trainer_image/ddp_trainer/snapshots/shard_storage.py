@@ -104,12 +104,17 @@ class VerifyingReader(StorageReader):
         self._directory = directory
         self._manifest = manifest
         self._places: dict[MetadataIndex, tuple[str, str]] = {}
+        self._metadata = Metadata({})
 
     def reset(self, checkpoint_id: Any = None) -> None:
         """Nothing is kept between loads."""
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's metadata from our index."""
+    def read_index(self) -> None:
+        """DCP's metadata from our index, before a load. In one, DCP takes any error of it for a checkpoint that has
+        none for all ranks, asks again, and where that succeeds goes on without the others, which wait for this rank.
+
+        Raises CorruptSnapshotError, IncompatibleSnapshotError, OSError.
+        """
         tensors: dict[str, Any] = {}
         for name, entry in _read_index(self._directory, self._manifest).items():
             parts = [
@@ -119,10 +124,14 @@ class VerifyingReader(StorageReader):
             tensors[name] = TensorStorageMetadata(properties, torch.Size(entry["shape"]), parts)
             for part in entry["parts"]:
                 self._places[MetadataIndex(name, torch.Size(part["offsets"]))] = (part["file"], part["key"])
-        return Metadata(tensors)
+        self._metadata = Metadata(tensors)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What `read_index` has found."""
+        return self._metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All is known from `read_metadata`."""
+        """All is known from `read_index`."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """As DCP made it."""

@@ -229,11 +229,13 @@ class Shards:
         """
         current: dict[str, Tensor] = {}
         structure: dict[str, Any] = {}
+        reader = VerifyingReader(directory, manifest)
         error: Exception | None = None
         try:
             for name, value in self._stateful.items():
                 target = value.load_target() if isinstance(value, ShardedOptimizer) else value.state_dict()
                 encode(target, name, current, sharded=True)
+            reader.read_index()
             structure = _read_structure(directory, manifest, self._ranks)
             lacking = sorted((structure.keys() ^ self._stateful.keys()) | (_references(structure) - current.keys()))
             if lacking:
@@ -245,7 +247,6 @@ class Shards:
         wanted = {name: current[name] for name in sorted(_references(structure))}
         group = self._ranks.group
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        reader = VerifyingReader(directory, manifest)
         try:
             dcp_load(wanted, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
             for name, value in self._stateful.items():
