@@ -19,6 +19,7 @@ from scenarios import RANK, WORLD_SIZE, run
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.snapshots import shard_storage, sharded
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
@@ -353,6 +354,40 @@ def the_index_cannot_be_read_on_one_rank(out: Path, *, times: int = 99) -> Any:
     return None
 
 
+class Deeper(torch.nn.Sequential):
+    """The model of `save` with another layer."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(5, 7), torch.nn.Dropout(), torch.nn.Linear(7, 3), torch.nn.Linear(3, 3))
+
+
+def another_layer(out: Path) -> Any:
+    """The program has a layer that the snapshot has not."""
+    try:
+        Run(out / "fsdp-copy", attempt=WORLD_SIZE, model=Deeper).resume()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def the_gpu_of_one_rank_fails(out: Path) -> Any:
+    """While the parts of rank 1 are copied to it."""
+    read = shard_storage.read_tensors
+
+    def broken(*_: Any) -> NoReturn:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    if RANK == 1:
+        shard_storage.read_tensors = broken
+    try:
+        stages(out, attempt=3, fill=-1.0)[1].resume()
+    except Exception as error:
+        return [classify(error)[1], str(error)]
+    finally:
+        shard_storage.read_tensors = read
+    return None
+
+
 def the_index_cannot_be_read_at_first(out: Path) -> Any:
     """Nor may one rank go on to the next collective alone."""
     return the_index_cannot_be_read_on_one_rank(out, times=1)
@@ -381,6 +416,8 @@ SCENARIOS = (
     pipeline_retyped,
     the_index_cannot_be_read_on_one_rank,
     the_index_cannot_be_read_at_first,
+    another_layer,
+    the_gpu_of_one_rank_fails,
     pipeline_resized,
 )
 

@@ -34,7 +34,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
     faults = ("one_rank_cannot_write", "one_rank_loses_what_it_wrote", "the_disk_of_one_rank_hangs")
-    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "pipeline", "pipeline_retyped", *INDEX_FAULTS)
+    of_load = ("another_layer", "pipeline", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
+    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, *of_load)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
 
@@ -188,6 +189,21 @@ def test_a_tensor_of_another_type_is_refused_on_all_ranks_and_not_converted(out:
 def test_a_volume_that_gives_one_rank_no_index_is_no_snapshot_that_does_not_fit(out: Path, fault: str) -> None:
     for rank in (0, 1):
         assert seen(out, fault, 2, rank) == ["SnapshotError", "rank 1: [Errno 5] Input/output error"]
+
+
+def test_a_model_with_another_layer_is_refused_by_name(out: Path) -> None:
+    for rank in (0, 1):
+        kind, message = seen(out, "another_layer", 2, rank)
+        assert kind == "IncompatibleSnapshotError"
+        assert "does not fit this program. Run the one that wrote it" in message
+        assert "3.weight" in message
+
+
+def test_a_gpu_that_fails_in_a_load_is_blamed_on_its_own_rank_alone(out: Path) -> None:
+    first, second = (seen(out, "the_gpu_of_one_rank_fails", 2, rank) for rank in (0, 1))
+    assert first[0] == "PeerLost"
+    assert "rank 1 could not load its part" in first[1]
+    assert second == ["WorkerException", "CUDA error: uncorrectable ECC error encountered"]
 
 
 def test_stages_are_not_resumed_by_another_number_of_ranks(out: Path) -> None:

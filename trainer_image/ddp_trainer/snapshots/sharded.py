@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
+from ddp_trainer.contract.outcomes import is_of_machine
 from ddp_trainer.snapshots.codec.loading import load_into, loading
 from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.codec.structure import decode, encode
@@ -225,7 +227,8 @@ class Shards:
     def load(self, directory: Path, manifest: Manifest) -> None:
         """Load the states from `directory`, whatever world size wrote it.
 
-        Raises IncompatibleSnapshotError for states that do not fit, SnapshotError for files that cannot be read.
+        Raises IncompatibleSnapshotError for states that do not fit, SnapshotError for files that cannot be read. An
+        error of the machine, such as one of its GPU, is raised on its own rank as it is; the others lose a peer.
         """
         current: dict[str, Tensor] = {}
         structure: dict[str, Any] = {}
@@ -249,12 +252,35 @@ class Shards:
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             dcp_load(wanted, storage_reader=reader, planner=planner, process_group=group, no_dist=group is None)
-            for name, value in self._stateful.items():
-                load_into(value, decode(structure[name], wanted))
         except CheckpointException as problem:
-            rank, (cause, _) = min(problem.failures.items())
-            kind = SnapshotError if isinstance(cause, OSError | CorruptSnapshotError) else IncompatibleSnapshotError
-            raise kind(f"snapshot of step {manifest.step}, rank {rank}: {cause}") from problem
+            self._raise_cause(problem, manifest.step)
+        error = None
+        for name, value in self._stateful.items():
+            try:
+                load_into(value, decode(structure[name], wanted))
+            except Exception as problem:
+                if is_of_machine(problem):
+                    raise
+                error = IncompatibleSnapshotError(
+                    f"snapshot of step {manifest.step} in {directory.parent} does not fit this program. Run the one "
+                    f"that wrote it, or give the job another name to start over. {name}: {problem}"
+                )
+                break
+        self._agree(error, self._ranks)
+
+    def _raise_cause(self, problem: CheckpointException, step: int) -> NoReturn:
+        """What has ended a load on all ranks, as far as it is for each to say."""
+        rank, (cause, _) = min(problem.failures.items(), key=itemgetter(0))
+        what = f"snapshot of step {step}, rank {rank}"
+        if isinstance(cause, OSError | CorruptSnapshotError):
+            raise SnapshotError(f"{what}: {cause}") from problem
+        if not is_of_machine(cause):
+            raise IncompatibleSnapshotError(f"{what}: {cause}") from problem
+        own = problem.failures.get(self._ranks.rank)
+        if own is not None:
+            raise own[0] from problem
+        # with the words of the error, the machine of this rank would be blamed for it
+        raise RuntimeError(f"{what} could not load its part, and ends: remote process exited") from problem
 
     def _write(self, shard: StagedShard, directory: Path, disk: Disk) -> list[dict[str, FileEntry]]:
         """Write this rank's files; what each rank wrote, by rank."""
