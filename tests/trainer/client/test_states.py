@@ -224,6 +224,16 @@ def test_an_optimizer_around_another_one_takes_over_its_state() -> None:
     assert flat(other.state_dict()) == flat(state)
 
 
+def test_a_learning_rate_on_a_device_comes_back_to_it() -> None:
+    """Where the replays of a CUDA graph read it; here the device is one that every machine has."""
+    _, optimizer = model_and_optimizer()
+    state = optimizer.state_dict()
+    state["param_groups"][0]["rate"] = torch.tensor(0.5)
+    optimizer.param_groups[0]["rate"] = torch.empty((), device="meta")
+    load_into(optimizer, state)
+    assert optimizer.param_groups[0]["rate"].device.type == "meta"
+
+
 def rates_of_epochs(attach: Any, until: int) -> tuple[list[float], int]:
     """Train to a step, two of them an epoch; the learning rate of each step, and the finished epochs."""
     model, optimizer = model_and_optimizer()

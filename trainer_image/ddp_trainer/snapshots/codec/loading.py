@@ -32,7 +32,14 @@ def loading(optimizer: Optimizer, *, keep_types: bool = True) -> Iterator[None]:
     Afterwards they lie in memory as their parameters do: a file has them in the order of their indices, an optimizer
     keeps the tensors that it is given, and a fused one goes through the memory of a parameter and its moments from one
     end to the other. With a model in channels_last each moment would be another weight's.
+
+    Tensors of its groups come back to their device, where torch leaves them as they were read. A captured CUDA graph
+    reads a learning rate there at each replay; one of the CPU would be for ever what it was at the capture.
     """
+    devices = [
+        {key: value.device for key, value in group.items() if isinstance(value, Tensor)}
+        for group in optimizer.param_groups
+    ]
     saved: dict[str, Any] = {}
 
     def loaded(optimizer: Optimizer) -> None:
@@ -52,6 +59,10 @@ def loading(optimizer: Optimizer, *, keep_types: bool = True) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+    for group, known in zip(optimizer.param_groups, devices, strict=False):
+        for key, device in known.items():
+            if isinstance(group.get(key), Tensor):
+                group[key] = group[key].to(device)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state: Any = optimizer.state.get(parameter)
