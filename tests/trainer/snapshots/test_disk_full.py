@@ -97,3 +97,23 @@ def test_a_full_volume_has_room_again_after_the_litter_of_a_dead_attempt_is_gone
     assert later.newest_valid().step == 1
     small.save(later, 2, b"c" * (4 * MIB))
     assert small.names() == {small.step(2).name}
+
+
+def fill(path: Path) -> None:
+    """Write to it until the volume takes no more."""
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"b" * MIB)
+
+
+def test_an_attempt_begins_on_a_volume_that_an_unfinished_save_has_filled_to_the_last_byte(small: Any) -> None:
+    store = small.writer(attempt=0, keep=1)
+    small.save(store, 1, b"a" * (4 * MIB))
+    leftover = small.directory / ".tmp-step-000000000002-0-1"
+    leftover.mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        fill(leftover / "model.safetensors")
+    later = small.writer(attempt=1, keep=1)
+    assert later.newest_valid().step == 1
+    small.save(later, 2, b"c" * (4 * MIB))
+    assert small.names() == {small.step(2).name}

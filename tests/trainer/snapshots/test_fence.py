@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -102,6 +104,31 @@ def test_a_claim_cut_short_by_a_crash_still_counts(tmp_path: Path) -> None:
     with pytest.raises(FencedError):
         older.check()
     assert [attempt.attempt for attempt in history(tmp_path)] == [0, 1]
+
+
+class Full(Disk):
+    """A volume that takes names, and no bytes."""
+
+    def write(self, descriptor: int, view: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class WithoutInodes(Disk):
+    """One that takes no names either."""
+
+    def create(self, path: Path, chunks: Iterable[Chunk]) -> FileEntry:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_attempt_on_a_full_volume_owns_it_by_its_name(tmp_path: Path) -> None:
+    older = acquire(tmp_path, 0)
+    Fence.acquire(tmp_path, created=1, attempt=1, uid="uid-1", disk=Full()).check()
+    with pytest.raises(FencedError):
+        older.check()
+    assert [attempt.attempt for attempt in history(tmp_path)] == [0, 1]
+    with pytest.raises(OSError, match="No space left"):
+        Fence.acquire(tmp_path, created=1, attempt=2, uid="uid-1", disk=WithoutInodes())
+    assert len(history(tmp_path)) == 2
 
 
 def test_the_contract_names_and_fills_the_claim(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.names import ATTEMPTS
 
@@ -88,8 +89,15 @@ class Fence:
         fence = cls(job_dir, own, check_view)
         fence.check()
         details = {"time": own.time, "host": own.host, "worldSize": world_size, "nodes": nodes}
-        with contextlib.suppress(FileExistsError):
+        try:
             disk.create(tokens / own.name, [json.dumps(details).encode()])
+        except FileExistsError:
+            pass
+        except OSError as error:
+            # The name is the token; what is in it tells people more. On a full volume it is this attempt that makes
+            # room: it removes what unfinished saves have left, and old snapshots before it saves its own.
+            if error.errno not in FULL or not os.path.lexists(tokens / own.name):
+                raise
         disk.fsync(tokens)
         # Two attempts may have come at once; both see both tokens now, and the older one stops here.
         fence.check()
@@ -139,7 +147,7 @@ def _parse(name: str, details: dict[str, object] | None = None) -> Attempt:
 
 
 def _details(path: Path) -> dict[str, object] | None:
-    # Empty after a crash between creating and writing; the name alone is the token.
+    # Empty after a crash between creating and writing, or on a full volume; the name alone is the token.
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError):
