@@ -236,6 +236,22 @@ def test_the_owner_clears_what_unfinished_saves_left(volume: Any) -> None:
     assert volume.names() == {volume.step(1).name}
 
 
+@pytest.mark.parametrize("series", ["step", "checkpoint"])
+def test_the_first_save_of_an_owner_that_loads_nothing_clears_that_too(volume: Any, series: Any) -> None:
+    saved = volume.save(volume.writer(), 1)
+    for name in (f".tmp-{series}-000000000002-0-1", f".tmp-gone-{series}-000000000001-7"):
+        (volume.directory / name).mkdir()
+        (volume.directory / name / "model.safetensors").write_bytes(b"half")
+    fence = volume.writer(attempt=1).fence
+    store = store_module.SnapshotStore(volume.directory, keep=3, fence=fence, series=series)
+    if series == "step":
+        volume.save(store, 2)
+        assert volume.names() == {volume.step(1).name, volume.step(2).name}
+    else:
+        folder = store.begin(replace(saved, step=2))
+        assert volume.names() == {volume.step(1).name, folder.name}
+
+
 def test_a_step_saved_by_an_earlier_attempt_is_not_written_again(volume: Any) -> None:
     first = volume.save(volume.writer(attempt=0), 1)
     later = volume.writer(attempt=1)

@@ -84,6 +84,8 @@ class SnapshotStore:
         self.disk = disk or Disk()
         self.set_aside: MutableSequence[SnapshotInfo] = []
         """What this store found not to verify and set aside."""
+        self._has_cleared = False
+        """Whether what unfinished saves had left is gone."""
 
     def save(self, write: Write, manifest: Manifest, *, expected_bytes: int = 0) -> Manifest:
         """Have `write` fill a temporary directory and make it `step-<N>`; returns the manifest with its files.
@@ -99,6 +101,7 @@ class SnapshotStore:
         temporary = self._temporary(manifest)
         try:
             fence.check()
+            self._clear_once()
             existing = self._existing(target)
             if existing is not None:
                 return existing
@@ -131,6 +134,7 @@ class SnapshotStore:
         temporary = self._temporary(manifest)
         try:
             self._writer().check()
+            self._clear_once()
             expected = self._last_bytes()
             if self._free_bytes() < expected + _SLACK:
                 with contextlib.suppress(OSError):  # what is written may be smaller than the last one
@@ -453,6 +457,14 @@ class SnapshotStore:
         for begins in (TEMPORARY, _GONE):
             for path in self.directory.glob(f"{begins}{self.series}-*"):
                 self._discard(path)
+        self._has_cleared = True
+
+    def _clear_once(self) -> None:
+        """The same before a first save, where nothing was loaded: by a rank that leads live, in the place of one that
+        was lost in a save, and of checkpoints that a program writes beside snapshots and does not ask for.
+        """
+        if not self._has_cleared:
+            self._remove_temporaries()
 
     def _discard(self, path: Path) -> None:
         try:
