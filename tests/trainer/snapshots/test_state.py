@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.codec import rng
@@ -217,6 +218,26 @@ def test_buffers_are_reused_from_save_to_save_and_hold_the_newest_values() -> No
     second = staging.stage({"model": {"w": tensor}}).files["model.safetensors"][1]
     assert second.data_ptr() == first.data_ptr()
     assert second.view(torch.float32).sum() == 1000
+
+
+class Copies(TorchDispatchMode):
+    """Notes which copies may still be under way when the call for them returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_non_blocking: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.are_non_blocking.append(bool(args[2]) if len(args) > 2 else (kwargs or {}).get("non_blocking", False))
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_copies_that_are_waited_for_may_be_under_way_when_staged() -> None:
+    """Those from CUDA are; the one here is of any other device."""
+    with Copies() as copies:
+        Staging().stage({"model": {"w": torch.ones(3)}})
+    assert copies.are_non_blocking == [False]
 
 
 def test_a_new_tensor_gets_a_new_buffer() -> None:

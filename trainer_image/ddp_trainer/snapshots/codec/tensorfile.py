@@ -209,7 +209,8 @@ class Buffers:
         """
         layout, data, views = self._buffer(file, tensors)
         for key, tensor in tensors.items():
-            views[key].copy_(tensor, non_blocking=True)
+            # of other devices (MPS, XPU, Gaudi) nothing would wait for it below
+            views[key].copy_(tensor, non_blocking=tensor.is_cuda)
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return layout.header, data
