@@ -105,6 +105,18 @@ def test_steps_that_were_trained_since_the_request_are_not_set_aside(job: Path) 
     assert aside(job) == []
 
 
+def test_a_snapshot_that_is_gone_when_it_is_to_be_restored_moves_no_other_one(
+    job: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as by the retention of an attempt on a lost node, which saves meanwhile."""
+    restore.ask(job, 2)
+    assert main(["rm", str(job), "--step", "2"]) == 0
+    assert resumed(job, 1) == 6
+    assert "step 2 is not restored: its snapshot has been removed since" in caplog.text
+    assert (steps_in(job), aside(job)) == ([4, 6], [])
+    assert restore.asked(job) is None
+
+
 def test_checkpoints_of_the_program_are_restored_and_set_aside_as_well(job: Path) -> None:
     identity = Identity("digits", "uid-1", 1, 1, 0, 1)
     checkpoints = Checkpoints(job, keep=9, identity=identity)

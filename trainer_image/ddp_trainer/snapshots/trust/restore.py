@@ -8,7 +8,8 @@ once it owns the directory, moves all that is newer than the step to `aside`, fr
 that is there can be restored in its turn.
 
 `after` is the newest fencing token at the time of the request. Once an attempt after it has saved, the request is out
-of date: steps that were trained since are not set aside.
+of date: steps that were trained since are not set aside. Nor is anything where the snapshot of the step is gone, as by
+`rm`, or by the retention of an attempt on a lost node: the next attempt would begin from an older one, or anew.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
     fence.check()
     if (late := _saved_since(directory, request)) is not None:
         log.warning("step %d is not restored: %s was saved after that was asked for", request.step, late.name)
+    elif not _of_step(directory, request.step):
+        log.warning(
+            "step %d is not restored: its snapshot has been removed since that was asked for; no other one is moved",
+            request.step,
+        )
     else:
         _restore(directory, request.step, directory / FOLDER / fence.own.name, disk)
     disk.remove_tree(directory / REQUEST)
