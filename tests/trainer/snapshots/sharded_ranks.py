@@ -283,6 +283,27 @@ def the_disk_of_one_rank_hangs(out: Path) -> Any:
     return {"seconds": seconds, "intact": written, "saved": [then, last], "events": events}
 
 
+class SlowDisk(Disk):
+    def rename(self, source: Path, target: Path) -> None:
+        time.sleep(5)
+        super().rename(source, target)
+
+
+def rank_0_takes_long(out: Path) -> Any:
+    """Rank 1 has written its part, and does not hear for longer than a save may take that it is over."""
+    run = Run(out / "slow", attempt=0, save_timeout=2)
+    run.resume()
+    if RANK == 0:
+        run.snapshots._store.disk = SlowDisk()  # type: ignore[union-attr]
+    run.train(2)
+    if RANK == 0:
+        assert run.snapshots._saver is not None
+        assert run.snapshots._saver._writer.wait(60)
+    dist.barrier()
+    run.train(3)
+    return [(event.step, event.result, event.message) for event in run.events]
+
+
 class Stage:
     """A pipeline stage: a state that only this rank has, under a name that only it uses."""
 
@@ -412,6 +433,7 @@ SCENARIOS = (
     one_rank_cannot_write,
     one_rank_loses_what_it_wrote,
     the_disk_of_one_rank_hangs,
+    rank_0_takes_long,
     pipeline,
     pipeline_retyped,
     the_index_cannot_be_read_on_one_rank,

@@ -35,7 +35,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("sharded")
     faults = ("one_rank_cannot_write", "one_rank_loses_what_it_wrote", "the_disk_of_one_rank_hangs")
     of_load = ("another_layer", "pipeline", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
-    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, *of_load)
+    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "rank_0_takes_long", *of_load)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
 
@@ -172,6 +172,12 @@ def test_a_disk_that_hangs_on_one_rank_costs_snapshots_until_it_is_back_and_neve
     assert second["intact"] == [True], "what is being written is not copied over"
     assert first["saved"] == second["saved"] == [True, True]
     assert SnapshotStore(out / "hung", keep=1, fence=None).verify(8).step == 8
+
+
+def test_a_snapshot_that_took_too_long_for_the_other_ranks_is_saved_all_the_same(out: Path) -> None:
+    (event,) = seen(out, "rank_0_takes_long", 2)
+    assert event[:2] == [2, "saved"], event
+    assert SnapshotStore(out / "slow", keep=1, fence=None).verify(2).step == 2
 
 
 def test_a_pipeline_gets_its_stages_back_each_on_its_rank(out: Path) -> None:

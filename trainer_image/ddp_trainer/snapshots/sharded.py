@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import itemgetter
@@ -211,9 +211,12 @@ class Shards:
         return {name: entry for part in parts for name, entry in part.items()}
 
     def dismiss(self) -> None:
-        """Rank 0: let the others know that this save is over, however it went."""
+        """Rank 0: let the others know that this save is over, however it went. Raises nothing of it: where they have
+        waited too long to hear of it, the snapshot is saved, or this rank is fenced, all the same.
+        """
         if not self._are_lost:
-            self._share_directory(None)
+            with suppress(RuntimeError):
+                self._share_directory(None)
 
     def follow(self, shard: StagedShard, disk: Disk) -> None:
         """The other ranks: write when and where rank 0 says, until it says that the save is over."""
