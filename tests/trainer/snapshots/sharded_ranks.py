@@ -345,6 +345,14 @@ def pipeline(out: Path) -> Any:
     return stage.tensor.tolist()
 
 
+def pipeline_grown(out: Path) -> Any:
+    """A new module has a tensor of another size than one that has trained, as an extra state may be."""
+    stage, snapshots = stages(out, attempt=2, fill=-1.0)
+    stage.tensor = torch.empty(0)
+    snapshots.resume()
+    return stage.tensor.tolist()
+
+
 def pipeline_retyped(out: Path) -> Any:
     """A stage that has become whole numbers cannot hold what was saved."""
     try:
@@ -435,6 +443,7 @@ SCENARIOS = (
     the_disk_of_one_rank_hangs,
     rank_0_takes_long,
     pipeline,
+    pipeline_grown,
     pipeline_retyped,
     the_index_cannot_be_read_on_one_rank,
     the_index_cannot_be_read_at_first,

@@ -34,8 +34,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
     faults = ("one_rank_cannot_write", "one_rank_loses_what_it_wrote", "the_disk_of_one_rank_hangs")
-    of_load = ("another_layer", "pipeline", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
-    torchrun(2, "sharded_ranks.py", out, "save", "resume", *faults, "rank_0_takes_long", *of_load)
+    stages = ("pipeline", "pipeline_grown", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
+    torchrun(2, "sharded_ranks.py", out, "save", "resume", "another_layer", *faults, "rank_0_takes_long", *stages)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
 
@@ -182,6 +182,10 @@ def test_a_snapshot_that_took_too_long_for_the_other_ranks_is_saved_all_the_same
 
 def test_a_pipeline_gets_its_stages_back_each_on_its_rank(out: Path) -> None:
     assert [seen(out, "pipeline", 2, rank) for rank in (0, 1)] == [[0.5] * 3, [1.5] * 3]
+
+
+def test_a_whole_tensor_comes_back_in_the_size_that_it_was_saved_in(out: Path) -> None:
+    assert [seen(out, "pipeline_grown", 2, rank) for rank in (0, 1)] == [[0.5] * 3, [1.5] * 3]
 
 
 def test_a_tensor_of_another_type_is_refused_on_all_ranks_and_not_converted(out: Path) -> None:

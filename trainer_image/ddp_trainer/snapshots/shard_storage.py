@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from ddp_trainer.snapshots.codec.state import SHARDS
@@ -125,6 +126,17 @@ class VerifyingReader(StorageReader):
             for part in entry["parts"]:
                 self._places[MetadataIndex(name, torch.Size(part["offsets"]))] = (part["file"], part["key"])
         self._metadata = Metadata(tensors)
+
+    def target(self, name: str, own: Tensor) -> Tensor:
+        """Where to read a tensor to: `own`, or new memory for one that each rank has whole, and that had another size.
+
+        The extra state of a module (as Transformer Engine's) is as long as what is in it, and that of a new module has
+        nothing yet. Whether a parameter fits is for its module to say.
+        """
+        saved = self._metadata.state_dict_metadata.get(name)
+        if isinstance(own, DTensor) or not isinstance(saved, TensorStorageMetadata) or saved.size == own.size():
+            return own
+        return torch.empty(saved.size, dtype=own.dtype, device=own.device)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """What `read_index` has found."""

@@ -250,7 +250,7 @@ class Shards:
             error = problem
         # Agreed before DCP's own collectives, which a rank must not enter alone.
         self._agree(error, self._ranks)
-        wanted = {name: current[name] for name in sorted(_references(structure))}
+        wanted = {name: reader.target(name, current[name]) for name in sorted(_references(structure))}
         group = self._ranks.group
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
