@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.trainer.snapshots.conftest import manifest_of
 
 from ddp_trainer.contract.exit_codes import FencedError, UserError
 from ddp_trainer.snapshots.trust import store as store_module
@@ -309,7 +310,13 @@ def test_all_is_on_the_disk_before_the_name_and_the_name_before_save_returns(vol
 
 
 class LostReplyDisk(Disk):
-    """An NFS server that renamed, and whose reply was lost: asked again, it says that there is nothing to rename."""
+    """An NFS server that renamed, and whose reply was lost: asked again, it says that there is nothing to rename. It
+    has made a folder, too, and says that there is one.
+    """
+
+    def make_directory(self, path: Path) -> None:
+        super().make_directory(path)
+        super().make_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
@@ -321,6 +328,24 @@ def test_a_rename_that_was_done_and_is_said_to_have_failed_is_a_snapshot(volume:
     assert volume.save(store, 1).step == 1
     assert volume.names() == {volume.step(1).name}
     assert volume.reader().verify(1).step == 1
+    store.abandon(folder := store.begin(manifest_of(2)))
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_emptied_is_not_written_into(volume: Any) -> None:
+    class Stubborn(Disk):
+        """Removes nothing, and has a file in the folder that is made."""
+
+        def make_directory(self, path: Path) -> None:
+            path.mkdir()
+            (path / "model.safetensors").touch()
+            super().make_directory(path)
+
+        def remove_tree(self, path: Path) -> None:
+            pass
+
+    with pytest.raises(SnapshotError, match="step 1 was not saved"):
+        volume.save(volume.writer(disk=Stubborn()), 1)
 
 
 def test_a_rename_that_was_not_done_is_not_taken_for_one_that_was(volume: Any) -> None:

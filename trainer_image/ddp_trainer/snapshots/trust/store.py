@@ -140,8 +140,7 @@ class SnapshotStore:
                 with contextlib.suppress(OSError):  # what is written may be smaller than the last one
                     # all ranks stand still meanwhile
                     self._make_room(expected, self._usage(), patience=0.0)
-            self.disk.remove_tree(temporary)
-            self.disk.make_directory(temporary)
+            self._make_empty(temporary)
         except OSError as error:
             raise self._explained(error, manifest, 0, self._writer()) from error
         return temporary
@@ -234,9 +233,7 @@ class SnapshotStore:
     # Saving, step by step
 
     def _write(self, write: Write, manifest: Manifest, temporary: Path, target: Path) -> Manifest:
-        # A container restarted in place can have the pid, and so the temporary name, of the one before it.
-        self.disk.remove_tree(temporary)
-        self.disk.make_directory(temporary)
+        self._make_empty(temporary)
         # What was to be written counts, not what can be read back now: the volume may have lost some of it already.
         files = write(temporary)
         found = {name: (temporary / name).stat().st_size for name in files_in(temporary)}
@@ -244,6 +241,16 @@ class SnapshotStore:
         if wrong:
             raise SnapshotError(f"{wrong[0]} {_difference(found.get(wrong[0]), files.get(wrong[0]))}; check the volume")
         return self._publish(temporary, manifest.with_files(files), target)
+
+    def _make_empty(self, temporary: Path) -> None:
+        # A container restarted in place can have the pid, and so the temporary name, of the one before it.
+        self.disk.remove_tree(temporary)
+        try:
+            self.disk.make_directory(temporary)
+        except FileExistsError:
+            # A client of NFS that lost the reply asks again, and hears of the folder that it has made.
+            if any(temporary.iterdir()):
+                raise
 
     def _publish(self, temporary: Path, manifest: Manifest, target: Path) -> Manifest:
         """Add the manifest to summed and synced files, and rename the directory. Raises OSError or FencedError, and
