@@ -361,6 +361,27 @@ def test_an_epoch_of_a_data_set_without_a_length_ends_too() -> None:
     assert seen == [False, False, "epoch", False, True, False]
 
 
+def test_the_step_after_an_epoch_whose_last_step_the_trainer_has_saved_saves_nothing() -> None:
+    """As of a data set without a length, where save_steps falls on the end of the data."""
+    from transformers import TrainerControl
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    asked: list[bool] = []
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(
+        epoch=0, should_save=lambda: bool(asked), should_stop=lambda: False, step_end=lambda **_: asked.clear()
+    )
+    callback._run.epoch_ends = lambda: asked.append(True)
+    arguments, control = SimpleNamespace(save_strategy="steps"), TrainerControl()
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.2), control)
+    callback._saved = 2
+    callback.on_epoch_end(arguments, SimpleNamespace(global_step=2), control)
+    assert (asked, control.should_save) == ([True], False)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=1.1), control)
+    assert not control.should_save
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
 def test_the_loss_of_each_step_is_recorded_with_the_throughput_and_so_is_the_last(tmp_path: Path, library: str) -> None:

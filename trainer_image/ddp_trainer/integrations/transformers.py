@@ -94,8 +94,9 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         if self._is_in_epoch and not control.should_training_stop:  # of a data set without a length
             self._is_in_epoch = False
             self.run.epoch_ends()
-        self._is_due = self._is_due or self.run.should_save()
-        control.should_save = (control.should_save or self._is_due) and state.global_step != self._saved
+        # A step that is saved is not due any more, and the next one makes up for nothing.
+        self._is_due = (self._is_due or self.run.should_save()) and state.global_step != self._saved
+        control.should_save = (control.should_save and state.global_step != self._saved) or self._is_due
         self._save_at_a_stop(args, control)
 
     def _save_at_a_stop(self, args: Any, control: Any) -> None:
