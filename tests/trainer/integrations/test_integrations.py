@@ -213,7 +213,7 @@ def test_an_epoch_of_lightning_whose_last_batches_are_no_step_ends_too() -> None
         seen.append(epoch_end)
 
     callback._run.step_end, callback._run.epoch_ends = step_end, lambda: seen.append("epoch")
-    trainer = SimpleNamespace(global_step=0, is_last_batch=False)
+    trainer = SimpleNamespace(global_step=0, is_last_batch=False, callbacks=[])
     for batches in (5, 4, 3):  # the last one is cut short, as by max_steps
         for batch in range(1, batches + 1):
             trainer.global_step += batch % 2 == 0
@@ -261,7 +261,23 @@ def test_the_end_of_an_epoch_is_saved_with_what_is_called_there_behind_other_cal
     _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=False)
     seen.append("module")
     _call_callback_hooks(trainer, "on_train_epoch_end", monitoring_callbacks=True)
-    assert (seen[0], sorted(seen[1:3]), seen[3]) == ("module", ["checkpoint", "stopping"], "job")
+    assert (seen[0], sorted(seen[1:3]), seen[3:]) == ("module", ["checkpoint", "stopping"], ["job"])
+
+
+def test_the_end_of_an_epoch_is_saved_in_a_subclass_with_a_setup_of_its_own() -> None:
+    from ddp_trainer.integrations.lightning import DDPJobCallback
+
+    class Own(DDPJobCallback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            """Without that of the callback."""
+
+    seen: list[str] = []
+    callback = Own()
+    callback._save_if_due = lambda _: seen.append("job")
+    trainer = SimpleNamespace(callbacks=[callback])
+    callback.setup(trainer, None, "fit")
+    callback.on_train_epoch_end(trainer, None)
+    assert seen == ["job"]
 
 
 def test_an_accelerate_run_that_lost_a_rank_resumes_to_the_same_losses(job: Volume, tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         if self._is_in_epoch and trainer.is_last_batch:  # a batch without a step, as where gradients accumulate
             self._is_in_epoch = False
             self.run.epoch_ends()
+        if self._at_end not in trainer.callbacks:  # such as where a subclass has a setup() of its own
+            self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: Any) -> None:
         self._take_over(trainer)
@@ -195,7 +197,8 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
 
 class _AtEnd(Checkpoint):  # type: ignore[misc]
     """Saves at the end of an epoch, after what Lightning calls there behind all other callbacks: the module's own hook,
-    EarlyStopping and ModelCheckpoint. A resume begins with the next epoch, and calls none of them for this one.
+    EarlyStopping and ModelCheckpoint. A run of so many epochs resumes with the next one, and calls none of them for
+    this one.
     """
 
     best_model_path = ""
