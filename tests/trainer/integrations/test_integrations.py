@@ -76,10 +76,16 @@ def test_a_transformers_run_of_epochs_goes_on_with_another_number_of_ranks_only_
 
 
 @pytest.mark.parametrize("of_device", [4, 8, 16])
-def test_the_batch_of_a_run_that_resumes_is_that_of_its_own_arguments(tmp_path: Path, of_device: int) -> None:
-    """As with half the ranks. The TrainerState of the checkpoint has the batch of the run before, of 2 ranks."""
+def test_the_batch_of_a_run_that_resumes_is_that_of_its_own_arguments(
+    tmp_path: Path, of_device: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with half the ranks. The TrainerState of the checkpoint has the batch of the run before, of 2 ranks; an older
+    Trainer goes on with that, whatever its arguments say.
+    """
+    from ddp_trainer.integrations import transformers
     from ddp_trainer.integrations.transformers import BATCH, DDPJobCallback
 
+    monkeypatch.setattr(transformers, "FOLLOWS_BATCH", False)
     (tmp_path / BATCH).write_text("8")
     callback = DDPJobCallback()
     callback._run = SimpleNamespace(step=0, training_begins=lambda: None, listen=lambda: None)
@@ -96,8 +102,11 @@ def test_the_batch_of_a_run_that_resumes_is_that_of_its_own_arguments(tmp_path: 
     if of_device == 8:
         callback.on_train_begin(arguments, state, None)
         assert callback.run.step == 7
-        return
-    with pytest.raises(UserError, match=f"trained on 8 samples a step.*this one would on {of_device}:"):
+    else:
+        with pytest.raises(UserError, match=f"trained on 8 samples a step.*this one would on {of_device}:"):
+            callback.on_train_begin(arguments, state, None)
+    monkeypatch.setattr(transformers, "FOLLOWS_BATCH", True)
+    with pytest.raises(UserError, match=r"trained on 8 samples a step.*this one would on 4:"):
         callback.on_train_begin(arguments, state, None)
 
 

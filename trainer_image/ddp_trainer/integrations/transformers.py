@@ -19,7 +19,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, __version__
 
 from ddp_trainer.client.attach import attach
 from ddp_trainer.client.run import Run
@@ -29,6 +29,8 @@ BATCH: Final = "ddpjob-global-batch"
 """A file of ours in the checkpoint."""
 NO_COPY: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
 """Where copy_file_range(2) does not work."""
+FOLLOWS_BATCH: Final = tuple(map(int, __version__.split(".")[:2])) < (5, 3)
+"""Whether a Trainer that resumes takes the batch of its checkpoint, whatever its arguments, as up to about 5.1."""
 
 
 class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
@@ -66,8 +68,9 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         if args.save_only_model:
             raise UserError("save_only_model=True saves nothing to resume from: leave it out of the TrainingArguments")
         # After a resume the state is that of the checkpoint. The Trainer follows the batch in it only where it looks
-        # for one that fits into memory, and then it is in the state of a new run, too.
-        of_device = (args.auto_find_batch_size and state.train_batch_size) or args.train_batch_size
+        # for one that fits into memory, and then it is in the state of a new run, too. An older one always does.
+        follows = FOLLOWS_BATCH or args.auto_find_batch_size
+        of_device = (follows and state.train_batch_size) or args.train_batch_size
         self._batch = of_device * args.gradient_accumulation_steps * args.world_size
         if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
             _check_batch(self._resumes_from / BATCH, self._batch)
