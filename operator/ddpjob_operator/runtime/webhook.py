@@ -1,7 +1,7 @@
 """Posts JSON documents to one URL, in the background: the caller does not wait.
 
 The URL may contain a secret, as the webhooks of chat systems do. Neither it nor the text of an exception, which may
-quote it, is logged. HTTPS_PROXY and NO_PROXY count: receivers are often outside of the cluster.
+quote it, is logged. HTTPS_PROXY and NO_PROXY count, but not for a Service: receivers are often outside of the cluster.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -92,9 +93,8 @@ class Webhook:
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         try:
-            proxy = proxy_of_environment(self.url, os.environ)
             async with self._connected().post(
-                self.url, data=body, headers=headers, proxy=proxy, allow_redirects=False
+                self.url, data=body, headers=headers, proxy=proxy_to(self.url), allow_redirects=False
             ) as answer:
                 status = answer.status
         except TimeoutError:
@@ -111,6 +111,15 @@ class Webhook:
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), cookie_jar=aiohttp.DummyCookieJar()
             )
         return self._session
+
+
+def proxy_to(url: str) -> str | None:
+    """That of the environment; None to a Service that is named as such, which a proxy outside of the cluster does not
+    know: `name`, `name.namespace.svc` and what may follow.
+    """
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    is_service = not {".", ":"} & {*host} or host.split(".")[2:3] == ["svc"]
+    return None if is_service else proxy_of_environment(url, os.environ)
 
 
 def problem_of(status: int) -> str:

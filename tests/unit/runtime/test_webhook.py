@@ -14,7 +14,7 @@ from tests.support.waiting import eventually_async
 
 from ddpjob_operator import metrics
 from ddpjob_operator.runtime import webhook
-from ddpjob_operator.runtime.webhook import TRIES, WAITING, Webhook, pause_seconds
+from ddpjob_operator.runtime.webhook import TRIES, WAITING, Webhook, pause_seconds, proxy_to
 
 SECRET = "s3cret-path"
 
@@ -108,6 +108,26 @@ async def test_a_receiver_outside_is_reached_through_the_proxy_of_the_environmen
     finally:
         await sender.close()
     assert [(path, headers["Host"]) for path, headers, _ in receiver.got] == [(f"/{SECRET}", "receiver.invalid")]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_used"),
+    [
+        ("hooks.example", True),
+        ("svc.hooks.example", True),
+        ("[2001:db8::1]", True),
+        ("192.0.2.1", True),
+        ("127.0.0.1", False),
+        ("receiver", False),
+        ("receiver.team.svc", False),
+        ("receiver.team.svc.cluster.local.", False),
+    ],
+)
+def test_a_service_is_reached_without_the_proxy(monkeypatch: pytest.MonkeyPatch, host: str, is_used: bool) -> None:
+    proxy = "http://proxy.example:3128"
+    for name, value in (("HTTP_PROXY", proxy), ("NO_PROXY", ""), ("http_proxy", ""), ("no_proxy", "")):
+        monkeypatch.setenv(name, value)
+    assert proxy_to(f"http://{host}:8080/hook") == (proxy if is_used else None)
 
 
 @pytest.mark.parametrize(
