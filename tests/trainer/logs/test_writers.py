@@ -93,12 +93,12 @@ def test_no_file_is_read_before_the_one_that_drops_what_an_earlier_attempt_logge
 def test_an_attempt_that_begins_anew_drops_all_that_an_earlier_one_logged(tmp_path: Path) -> None:
     """As where the first one has failed before its first snapshot: its curve lay over that of the second."""
     first = TensorBoard(tmp_path, resumed_at=0)
-    write(first, range(1, 14))
+    write(first, range(14))
     first.close()
     second = TensorBoard(tmp_path, resumed_at=0)
-    write(second, range(1, 5))
+    write(second, range(5))
     second.close()
-    assert steps_shown(tmp_path) == [1, 2, 3, 4]
+    assert steps_shown(tmp_path) == [0, 1, 2, 3, 4]
 
 
 def _refuse(*_: object) -> None:

@@ -64,7 +64,8 @@ class TensorBoard:
                 from torch.utils.tensorboard import SummaryWriter
 
                 self._made = int(time.time())
-                purge = None if self._resumed_at is None else self._resumed_at + 1
+                # what was logged before the first step is logged again
+                purge = self._resumed_at and self._resumed_at + 1
                 self._writer = SummaryWriter(str(self.directory), purge_step=purge)
                 self._writer.flush()
                 self._resumed_at = None  # another one, after an error, must not drop the points of this one
