@@ -43,20 +43,27 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     return recorded(status, node_failures=kept, node_failure_times=times, excluded_nodes=excluded[-NODES_KEPT:])
 
 
+def dated(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+    """`status` with a time for each node's failures: `now` for those that version 0.1.0 has recorded, without one."""
+    undated = sorted(status.node_failures.keys() - status.node_failure_times.keys())
+    if not undated:
+        return status
+    return recorded(status, node_failure_times=dict.fromkeys(undated, now) | status.node_failure_times)
+
+
 def forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """`status` without the nodes that have not failed the job for a day: faults are mended, and a month of them would
-    rule out every node. What a rule has excluded stays excluded. For failures that version 0.1.0 has recorded, without
-    a time, the day begins now.
+    rule out every node. What a rule has excluded stays excluded.
     """
-    times = dict.fromkeys(status.node_failures, now) | status.node_failure_times
-    old = {name for name, time in times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
-    if not old and len(times) == len(status.node_failure_times):
+    status = dated(status, now)
+    old = {name for name, time in status.node_failure_times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
+    if not old:
         return status
     counted = _offenders(policy, status.node_failures) & old
     return recorded(
         status,
         node_failures={name: count for name, count in status.node_failures.items() if name not in old},
-        node_failure_times={name: time for name, time in times.items() if name not in old},
+        node_failure_times={name: time for name, time in status.node_failure_times.items() if name not in old},
         excluded_nodes=tuple(name for name in status.excluded_nodes if name not in counted),
     )
 

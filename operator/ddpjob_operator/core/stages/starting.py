@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
-from ddpjob_operator.core.failure.node_exclusion import forgiven, until_forgiven
+from ddpjob_operator.core.failure.node_exclusion import dated, forgiven, until_forgiven
 from ddpjob_operator.core.failure.node_lost import patience, unresponsive_nodes, until_lost
 from ddpjob_operator.core.gang.children import create_service, missing_children, old_groups
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
@@ -168,6 +168,8 @@ def _fill(look: Look) -> Plan:
         look = look if problem is None else transitions.degrade(look, problem)
         return Plan(look.status, (*stale, *lacking))
     look = avoiding_gone_nodes(look)
+    if _may_be_forgiven(look):
+        look = look.with_status(dated(look.status, look.now))
     create = (*fill_gang(look, admitted), *syncs(look), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)

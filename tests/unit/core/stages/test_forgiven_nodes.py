@@ -58,6 +58,19 @@ def test_a_pod_that_waits_is_made_anew_once_the_node_is_forgiven(scope: str) -> 
     assert not any("node-1" in str(action.manifest["spec"].get("affinity")) for action in made)
 
 
+def test_a_pod_that_waits_since_before_an_upgrade_is_made_anew_too() -> None:
+    """Version 0.1.0 has recorded no times. The day begins where the newer one sees the pod wait."""
+    started_with = digests(make_job(nodes=2, restart={"scope": "Gang"}), DEFAULTS)
+    undated = EXCLUDED | {"node_failure_times": {}}
+    status = in_phase(Phase.RESTARTING, nodes=2, attempt=0, spec_digests=started_with, **undated)
+    first = look(make_pod(0), WAITS, seconds=5, status=status)
+    assert (first.status.attempt, first.status.node_failure_times) == (0, {"node-1": later(5)})
+    before = look(make_pod(0), WAITS, seconds=DAY - 5, status=first.status)
+    assert before.status.node_failure_times == {"node-1": later(5)}
+    after = look(make_pod(0), WAITS, seconds=DAY + 5, status=first.status)
+    assert (after.status.attempt, after.status.excluded_nodes, after.status.node_failures) == (1, (), {})
+
+
 def test_a_gang_whose_pods_have_nodes_is_left_alone() -> None:
     pulls = make_pod(1, "Pending", scheduled=True)
     assert look(make_pod(0), pulls, seconds=DAY).status.attempt == 0
