@@ -7,6 +7,8 @@ import functools
 import importlib
 import json
 import linecache
+import os
+import runpy
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -270,7 +272,7 @@ def train(lr):
     with open("called.txt", "w") as file:
         file.write(str(lr))
 
-if {condition}:
+if __name__ == "__main__":
     DDPJob(function=train).submit()
 """
 
@@ -281,6 +283,7 @@ def image(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "itself", raising=False)
+    monkeypatch.setenv(call.NO_CLIENT, "")
     if request.param == "no client":
         monkeypatch.setitem(sys.modules, "ddpjob", None)
         return tmp_path
@@ -291,15 +294,52 @@ def image(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_ranks_import_a_file_that_submits_its_own_function(image: Path) -> None:
-    (image / "itself.py").write_text(ITSELF.format(condition="__name__ == '__main__'"))
+    (image / "itself.py").write_text(ITSELF)
     call.main(["itself:train", '{"lr": 0.1}'])
     assert (image / "called.txt").read_text() == "0.1"
 
 
-def test_a_file_that_submits_wherever_it_is_imported_is_refused_on_the_ranks(image: Path) -> None:
-    (image / "itself.py").write_text(ITSELF.format(condition="True"))
+@pytest.mark.parametrize("used", ["DDPJob(script='train.py').submit()", "Job.get('train')"])
+def test_a_file_that_submits_wherever_it_is_imported_is_refused_on_the_ranks(image: Path, used: str) -> None:
+    (image / "itself.py").write_text(f"from ddpjob import DDPJob, Job\n{used}\n")
     with pytest.raises(UserError, match="write that below `if __name__ == '__main__':`"):
         call.main(["itself:train", '{"lr": 0.1}'])
+
+
+DEFINED = """
+from ddpjob import DDPJob, JobFailed
+
+def train():
+    try:
+        raise ValueError("of the training")
+    except JobFailed:
+        pass
+
+job = DDPJob(function=train, nodes=2)
+"""
+
+
+def test_a_job_may_be_defined_where_a_file_is_imported_and_its_failures_be_named(image: Path) -> None:
+    (image / "itself.py").write_text(DEFINED)
+    with pytest.raises(ValueError, match="of the training"):
+        call.main(["itself:train", "{}"])
+
+
+def test_a_process_that_a_rank_spawns_imports_the_file_too(image: Path) -> None:
+    os.environ[call.NO_CLIENT] = "1"
+    runpy.run_path(call.__file__, run_name="__mp_main__")
+    (image / "itself.py").write_text(DEFINED)
+    assert importlib.import_module("itself").job is not None
+
+
+def test_what_a_file_raises_as_it_is_imported_is_not_a_missing_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "itself", raising=False)
+    (tmp_path / "itself.py").write_text("import json\njson.no_such_name")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        call.main(["itself:train", "{}"])
 
 
 def test_what_else_an_image_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
