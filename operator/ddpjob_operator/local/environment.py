@@ -35,8 +35,10 @@ _SECRET = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|CREDENTIAL", re.IGNORECASE
 _OFTEN_MEANT = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(WANDB|MLFLOW|COMET|NEPTUNE|AWS|AZURE|GOOGLE)_.*")
 _OF_PIP = re.compile(r"PIP_((EXTRA_)?INDEX_URL|FIND_LINKS|NO_INDEX|TRUSTED_HOST|CERT|PROXY|CONFIG_FILE)")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
-_AT_MOUNT_PATH = re.compile(rf"(?<![\w./~)}}-]){re.escape(SHARED_PATH)}(?![\w.-])")
-"""Where a path begins with it: alone, after = or a comma, in the quotes of JSON, in a line of a shell script."""
+_AT_MOUNT_PATH = re.compile(rf"(?<![\w./~)}}]){re.escape(SHARED_PATH)}(?![\w.-])")
+"""Where a path begins with it: alone, after = or a comma, in the quotes of JSON, in a line of a shell script, which may
+have it as ${A:-/mnt/shared}.
+"""
 
 
 class NotOnThisMachine(ValueError):

@@ -147,6 +147,7 @@ def test_home_stays_the_users_unless_the_job_sets_it() -> None:
         ('{"in": "/mnt/shared/x", "out": "/mnt/shared"}', '{"in": "/home/ann/shared/x", "out": "/home/ann/shared"}'),
         ("paths=[/mnt/shared/a,/mnt/shared/b]", "paths=[/home/ann/shared/a,/home/ann/shared/b]"),
         ("cp -r x '/mnt/shared/a b'\ncd /mnt/shared; ls", "cp -r x '/home/ann/shared/a b'\ncd /home/ann/shared; ls"),
+        ("cd ${DATA:-/mnt/shared/data}", "cd ${DATA:-/home/ann/shared/data}"),
         ("/mnt/shared2/a", "/mnt/shared2/a"),
         ("/mnt/shared-2/a", "/mnt/shared-2/a"),
         ("/old/mnt/shared/a", "/old/mnt/shared/a"),

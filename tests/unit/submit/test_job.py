@@ -162,7 +162,7 @@ def test_a_requirements_file_may_be_named_by_any_path_that_leads_to_it(here: Pat
     for path in ("./requirements.txt", str(here / "requirements.txt"), "src/../requirements.txt"):
         found = read_given(Given("src/train.py", options={"requirements": path})).content
         assert found["spec"]["code"]["requirements"] == "requirements.txt"
-    (here.with_name(f"{here.name}.txt")).write_text("tqdm")
+    here.with_name(f"{here.name}.txt").write_text("tqdm")
     outside = problems(Given("src/train.py", options={"requirements": f"../{here.name}.txt"}))
     assert "remove `..`" in "\n".join(outside)
 
