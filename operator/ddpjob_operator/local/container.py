@@ -42,6 +42,7 @@ _MOST_WAITING = 1 << 20
 _SECONDS_BETWEEN_TRIES = 5.0
 _CHUNK = 65536
 _LOOKS_FOR_THE_LAST = 5
+_LOOKS_FOR_THE_KILLED = 600
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
@@ -187,12 +188,14 @@ def _reap(first: int) -> int | None:
 
 def _kill_descendants() -> None:
     """Kill and collect until there is no child left: one may fork between being found and being killed. A child that
-    may not be killed, as one that sudo has started, is left when a few looks have found no other.
+    may not be killed, as one that sudo has started, is left when a few looks have found no other. What was killed may
+    take seconds to be gone, as with the memory of a GPU: the next attempt needs it.
     """
-    looks = 0
-    while looks < _LOOKS_FOR_THE_LAST:
+    looks, most = 0, _LOOKS_FOR_THE_LAST
+    while looks < most:
         found = _descendants()
         killed = [pid for pid in found if _send(pid, signal.SIGKILL)]
+        most = _LOOKS_FOR_THE_KILLED if killed else _LOOKS_FOR_THE_LAST
         try:
             if os.waitpid(-1, 0 if found and killed == found else os.WNOHANG)[0] == 0:
                 looks += 1

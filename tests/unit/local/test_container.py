@@ -33,3 +33,26 @@ def test_a_process_of_another_user_does_not_hold_up_the_end_of_a_pod(
     container._kill_descendants()
     assert alive == of_root
     assert ended == []
+
+
+def test_what_was_killed_is_waited_for_although_another_may_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with the memory of a GPU takes seconds to be gone; one of root's is there meanwhile."""
+    alive, looks = {7, 8}, list[int]()
+
+    def kill(pid: int, number: int) -> None:
+        if pid == 7:
+            raise PermissionError(1, "Operation not permitted")
+
+    def collect(pid: int, options: int) -> tuple[int, int]:
+        looks.append(options)
+        if len(looks) != 50:
+            return 0, 0
+        alive.discard(8)
+        return 8, 9
+
+    monkeypatch.setattr(container, "_descendants", lambda: sorted(alive))
+    monkeypatch.setattr(container, "_SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(os, "waitpid", collect)
+    container._kill_descendants()
+    assert alive == {7}
