@@ -450,6 +450,25 @@ def test_a_fenced_writer_stops_before_it_writes_anything(volume: Any) -> None:
     assert volume.names() == before
 
 
+def test_a_writer_fenced_before_it_clears_leaves_what_the_newer_one_writes(
+    volume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cut off from the volume after it had looked whether it owns the directory."""
+    older = volume.writer(attempt=0)
+    clear = older._clear_once
+    written = volume.directory / ".tmp-step-000000000002-1-1"
+
+    def late() -> None:
+        volume.writer(attempt=1)
+        written.mkdir()
+        clear()
+
+    monkeypatch.setattr(older, "_clear_once", late)
+    with pytest.raises(FencedError, match="attempt 1"):
+        volume.save(older, 1)
+    assert volume.names() == {written.name}
+
+
 def test_a_writer_fenced_while_it_writes_leaves_the_newer_ones_files_alone(volume: Any) -> None:
     older = volume.writer(attempt=0, keep=1)
     volume.save(older, 1)

@@ -461,9 +461,12 @@ class SnapshotStore:
 
     def _remove_temporaries(self) -> None:
         """The owner clears what unfinished saves and removals left, its own from before a restart included."""
-        for begins in (TEMPORARY, _GONE):
-            for path in self.directory.glob(f"{begins}{self.series}-*"):
-                self._discard(path)
+        left = [path for begins in (TEMPORARY, _GONE) for path in self.directory.glob(f"{begins}{self.series}-*")]
+        if left:
+            # Listed before: what a newer owner writes is not among them, however long the volume then hangs here.
+            self._writer().check()
+        for path in left:
+            self._discard(path)
         self._has_cleared = True
 
     def _clear_once(self) -> None:
