@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots.__main__ import main
 from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.trust import restore
+from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import steps_in
 from ddp_trainer.snapshots.trust.rollback import ask
@@ -115,6 +117,24 @@ def test_a_snapshot_that_is_gone_when_it_is_to_be_restored_moves_no_other_one(
     assert "step 2 is not restored: its snapshot has been removed since" in caplog.text
     assert (steps_in(job), aside(job)) == ([4, 6], [])
     assert restore.asked(job) is None
+
+
+def test_a_volume_that_cannot_say_whether_it_is_there_takes_back_no_restore(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restore.ask(job, 2)
+    lstat = os.lstat
+
+    def broken(path: Any, **more: Any) -> Any:
+        if str(path).endswith("step-000000000002"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return lstat(path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", broken)
+        with pytest.raises(SnapshotError, match="Input/output error"):
+            resumed(job, 1)
+    assert resumed(job, 2) == 2
 
 
 def test_checkpoints_of_the_program_are_restored_and_set_aside_as_well(job: Path) -> None:

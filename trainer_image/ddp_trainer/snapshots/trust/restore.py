@@ -131,10 +131,19 @@ def _restore(directory: Path, step: int, aside: Path, disk: Disk) -> None:
 def _of_step(directory: Path, step: int) -> Sequence[Path]:
     """The snapshot and the checkpoint of this step; where there is neither, those that were set aside last."""
     names = [step_directory(step, series) for series in get_args(Series)]
-    if found := [directory / name for name in names if os.path.lexists(directory / name)]:
+    if found := [directory / name for name in names if _is_there(directory / name)]:
         return found
     aside = [path for path in aside_in(directory) if path.name in names]
     return [path for path in aside if path.parent == aside[0].parent]
+
+
+def _is_there(path: Path) -> bool:
+    """Raises OSError where the volume cannot say: os.path.lexists takes that for no."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _newer(directory: Path, step: int) -> Sequence[Path]:
