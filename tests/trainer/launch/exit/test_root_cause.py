@@ -105,7 +105,7 @@ def test_an_exception_means_one_exit_code_and_one_reason(error, verdict):
         (UserError("CUDA error"), False),
     ],
 )
-def test_what_a_machine_has_done_is_told_from_what_a_program_has(error, is_it):
+def test_what_a_machine_has_done_is_not_taken_for_what_a_program_has(error, is_it):
     assert is_of_machine(error) == is_it
 
 
