@@ -285,13 +285,13 @@ def the_disk_of_one_rank_hangs(out: Path) -> Any:
 
 class SlowDisk(Disk):
     def rename(self, source: Path, target: Path) -> None:
-        time.sleep(5)
+        time.sleep(8)
         super().rename(source, target)
 
 
 def rank_0_takes_long(out: Path) -> Any:
     """Rank 1 has written its part, and does not hear for longer than a save may take that it is over."""
-    run = Run(out / "slow", attempt=0, save_timeout=2)
+    run = Run(out / "slow", attempt=0, save_timeout=4)
     run.resume()
     if RANK == 0:
         run.snapshots._store.disk = SlowDisk()  # type: ignore[union-attr]
