@@ -170,17 +170,22 @@ def test_a_state_that_an_earlier_version_did_not_save_stays_as_it_is(tmp_path: P
     assert torch.equal(other.model[0].weight, run.model[0].weight)
 
 
+def after_two_steps(tmp_path: Path) -> Run:
+    """The attempt after one that has saved two steps, before it resumes."""
+    run = Run(tmp_path)
+    run.snapshots.resume()
+    run.train(2)
+    run.snapshots.close()
+    return Run(tmp_path, attempt=1)
+
+
 @pytest.mark.parametrize(
     ("change", "named"), [(changed_model, "model: .*weight"), (missing_scaler, r"the program has .*scaler")]
 )
 def test_a_snapshot_of_another_program_stops_the_job_for_good(
     tmp_path: Path, change: Callable[[Run], None], named: str
 ) -> None:
-    run = Run(tmp_path)
-    run.snapshots.resume()
-    run.train(2)
-    run.snapshots.close()
-    other = Run(tmp_path, attempt=1)
+    other = after_two_steps(tmp_path)
     change(other)
     with pytest.raises(IncompatibleSnapshotError, match=f"(?s){named}.*give the job another name") as caught:
         other.snapshots.resume()
@@ -200,11 +205,7 @@ def test_a_snapshot_of_another_program_stops_the_job_for_good(
 def test_a_machine_that_fails_while_a_snapshot_is_loaded_does_not_stop_the_job_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    run = Run(tmp_path)
-    run.snapshots.resume()
-    run.train(2)
-    run.snapshots.close()
-    other = Run(tmp_path, attempt=1)
+    other = after_two_steps(tmp_path)
 
     def fail(_: Any) -> None:
         raise error
