@@ -8,7 +8,7 @@ import shutil
 import sys
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
-from ddpjob_operator.cli.parameters import SUCCEEDED, Given
+from ddpjob_operator.cli.parameters import SUCCEEDED, GlobalOptions
 from ddpjob_operator.cli.terminal import is_terminal, print_note
 from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod
 from ddpjob_operator.core.values.job import Job, Manifest
@@ -69,8 +69,7 @@ def _failed(job: Job, pods: list[Json], cluster: Cluster, default: str) -> Faile
 
 def _to_copy(command: tuple[str, ...]) -> str:
     """For another shell, which has not the kubeconfig that was given before the verb in its environment."""
-    file = () if Given.kubeconfig is None else ("--kubeconfig", Given.kubeconfig)
-    return as_text((command[0], *file, *command[1:]))
+    return as_text((command[0], *GlobalOptions.to_copy(), *command[1:]))
 
 
 def _image(failed: Failed, job: Job, pods: list[Json]) -> str:

@@ -21,7 +21,7 @@ from ddpjob_operator.cli.parameters import (
     Env,
     Form,
     Fresh,
-    Given,
+    GlobalOptions,
     Gpus,
     Image,
     Kubeconfig,
@@ -70,7 +70,7 @@ def ddpjob(
     ] = False,
 ) -> None:
     """Run a DDPJob or a script on this machine or on a cluster, and ask what became of it."""
-    Given.kubeconfig = kubeconfig
+    GlobalOptions.kubeconfig = kubeconfig
     if kubeconfig is not None:
         os.environ["KUBECONFIG"] = kubeconfig  # also for kubectl, which `ddpjob debug` runs
     given = {name: value for name, value in (("namespace", namespace), ("context", context)) if value is not None}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, Given
+from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, GlobalOptions
 from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
@@ -28,8 +28,7 @@ class Cluster:
         """
         place = () if namespace == default else ("-n", namespace)
         context = ("--context", self.context) if self.context else ()
-        file = () if Given.kubeconfig is None else ("--kubeconfig", Given.kubeconfig)
-        return shlex.join(("ddpjob", *file, *words, *place, *context))
+        return shlex.join(("ddpjob", *GlobalOptions.to_copy(), *words, *place, *context))
 
 
 def change(cluster: Cluster, name: str, spec: dict[str, object], done: str) -> int:

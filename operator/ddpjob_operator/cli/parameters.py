@@ -14,10 +14,15 @@ SUCCEEDED, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes."""
 
 
-class Given:
-    """What stands before the verb and is no parameter of it."""
+class GlobalOptions:
+    """Of the command itself, before the verb."""
 
     kubeconfig: str | None = None
+
+    @classmethod
+    def to_copy(cls) -> tuple[str, ...]:
+        """Them again, in a command for another shell."""
+        return () if cls.kubeconfig is None else ("--kubeconfig", cls.kubeconfig)
 
 
 class Output(StrEnum):

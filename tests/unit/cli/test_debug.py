@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ddpjob_operator.cli.debug import _failed
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.cli.on_cluster import Cluster
-from ddpjob_operator.cli.parameters import Given
+from ddpjob_operator.cli.parameters import GlobalOptions
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_job
 
@@ -36,7 +36,7 @@ def test_a_time_for_which_no_shell_can_be_there_is_refused(duration: str) -> Non
 def test_what_is_given_to_copy_asks_the_same_cluster(
     pods: list[dict[str, Any]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Given, "kubeconfig", "prod.yaml")
+    monkeypatch.setattr(GlobalOptions, "kubeconfig", "prod.yaml")
     job = parse_job({"metadata": {"name": "digits", "namespace": "ml", "uid": "u-1"}, "spec": {}})
     with pytest.raises(ApiError) as refusal:
         _failed(job, pods, Cluster(context="prod"), "default")

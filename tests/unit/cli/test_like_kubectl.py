@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from ddpjob_operator.cli import jobs, on_cluster, run
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.cli.on_cluster import Cluster
-from ddpjob_operator.cli.parameters import Given
+from ddpjob_operator.cli.parameters import GlobalOptions
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.submit.job import Submission
 
@@ -156,7 +156,7 @@ def test_it_reaches_the_verbs_of_a_group_too(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_another_kubeconfig_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "of-the-shell")
-    monkeypatch.setattr(Given, "kubeconfig", None)
+    monkeypatch.setattr(GlobalOptions, "kubeconfig", None)
     file = str(tmp_path / "mine")
     done = CliRunner().invoke(app, ["--kubeconfig", file, "ls"])
     assert (done.exit_code, os.environ["KUBECONFIG"]) == (on_cluster.REFUSED, file)
