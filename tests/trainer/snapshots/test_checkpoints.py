@@ -14,7 +14,7 @@ from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun
 from ddp_trainer.snapshots.checkpoints import Checkpoints, _unfinished, share_out
 from ddp_trainer.snapshots.trust.disk import is_cached
 from ddp_trainer.snapshots.trust.errors import SnapshotError
-from ddp_trainer.snapshots.values import Identity, Progress
+from ddp_trainer.snapshots.values import Identity, Progress, SnapshotEvent
 
 HERE = Path(__file__).parent
 
@@ -155,6 +155,28 @@ def test_a_checkpoint_that_cannot_be_read_just_now_is_not_taken_for_none(
     monkeypatch.setattr("ddp_trainer.snapshots.checkpoints.verify_files", fails)
     with pytest.raises(SnapshotError, match=r"cannot be read: checkpoint-0+7 \(.*Input/output error\)"):
         checkpoints.newest()
+
+
+def test_a_checkpoint_that_cannot_be_read_just_now_is_reported_where_the_one_before_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[SnapshotEvent] = []
+    identity = Identity("digits", "uid-1", 1, 1, 0, 1)
+    checkpoints = Checkpoints(tmp_path, keep=2, identity=identity, on_event=events.append)
+    for step in (7, 8):
+        with checkpoints.writing(Progress(step, 0, 0)) as folder:
+            (folder / "model.pt").write_bytes(b"model")
+
+    def reads_the_older(directory: Path, _: object) -> None:
+        if directory == checkpoints.path(8):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("ddp_trainer.snapshots.checkpoints.verify_files", reads_the_older)
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest[0].step == 7
+    assert [(event.result, event.step) for event in events] == [("saved", 7), ("saved", 8), ("unreadable", 8)]
+    assert checkpoints.path(8).is_dir()
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,34 @@ def test_a_bad_snapshot_is_reported_and_the_one_before_resumed(tmp_path: Path) -
     assert "step 4 is not used: optimizer.safetensors has 10 bytes" in resumed.events[0].message
 
 
+def test_a_snapshot_that_cannot_be_read_now_is_reported_and_a_later_attempt_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path)
+    run.snapshots.resume()
+    run.train(4)
+    run.snapshots.close()
+    read = resuming.read_files
+
+    def read_the_older(directory: Path, manifest: Manifest) -> Any:
+        if manifest.step == 4:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(directory, manifest)
+
+    older, newer = Run(tmp_path, attempt=1), Run(tmp_path, attempt=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming, "read_files", read_the_older)
+        found = older.snapshots.resume()
+    assert found is not None
+    assert found.step == 2
+    assert older.results() == ["unreadable", "resumed"]
+    assert "step 4 is not used, since it cannot be read now ([Errno 5]" in older.events[0].message
+    again = newer.snapshots.resume()
+    assert again is not None
+    assert again.step == 4
+    assert newer.results() == ["resumed"]
+
+
 def test_a_fenced_run_stops_at_its_next_step(tmp_path: Path) -> None:
     run = Run(tmp_path, every="1steps")
     run.snapshots.resume()

@@ -181,6 +181,8 @@ def test_a_snapshot_that_cannot_be_read_just_now_is_passed_over_and_not_accused(
 
     assert store.load_newest(read)[1] == 1
     assert volume.step(2).name in volume.names()
+    assert [info.step for info in store.unreadable] == [2]
+    assert not store.set_aside
 
 
 def test_where_no_snapshot_can_be_read_just_now_nothing_begins_anew(volume: Any) -> None:

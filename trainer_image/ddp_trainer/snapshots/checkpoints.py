@@ -288,7 +288,7 @@ class Checkpoints:
         """On rank 0."""
         store = self._store
         assert store is not None
-        known = len(store.set_aside)
+        known, passed_over = len(store.set_aside), len(store.unreadable)
         manifest, error = None, None
         try:
             found = store.load_newest(lambda directory, candidate: self._verify(ranks, directory, candidate))
@@ -298,6 +298,12 @@ class Checkpoints:
         for info in store.set_aside[known:]:
             text = f"checkpoint of step {info.step} is not used: {info.problem}"
             self._emit(SnapshotEvent("set_aside", info.step, text))
+        for info in store.unreadable[passed_over:]:
+            text = (
+                f"checkpoint of step {info.step} is not used, since it cannot be read now ({info.problem}). It stays, "
+                "and a later attempt may use it; check the volume's server and its network"
+            )
+            self._emit(SnapshotEvent("unreadable", info.step, text))
         return resuming.decided_by_first(ranks, manifest, error)
 
     def _follow(self, ranks: Ranks) -> Manifest | None:

@@ -108,7 +108,7 @@ class SnapshotEvent:
     FAILING_AFTER of them make SnapshotsFailing. `interval` is what `auto` chose after this save.
     """
 
-    result: Literal["saved", "failed", "skipped", "set_aside", "resumed", "reseeded"]
+    result: Literal["saved", "failed", "skipped", "set_aside", "unreadable", "resumed", "reseeded"]
     step: int
     message: str
     manifest: Manifest | None = None

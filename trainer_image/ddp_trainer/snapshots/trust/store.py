@@ -84,6 +84,8 @@ class SnapshotStore:
         self.disk = disk or Disk()
         self.set_aside: MutableSequence[SnapshotInfo] = []
         """What this store found not to verify and set aside."""
+        self.unreadable: MutableSequence[SnapshotInfo] = []
+        """What it could not read just then, and passed over."""
         self._has_cleared = False
         """Whether what unfinished saves had left is gone."""
 
@@ -194,7 +196,7 @@ class SnapshotStore:
         if self.fence is not None:
             self.fence.check()
             self._remove_temporaries()
-        unreadable: MutableSequence[str] = []
+        known = len(self.unreadable)
         for step in reversed(self.steps()):
             directory = self.path(step)
             try:
@@ -206,12 +208,13 @@ class SnapshotStore:
                 raise IncompatibleSnapshotError(f"snapshot {directory} cannot be loaded: {error}") from error
             except OSError as error:
                 log.warning("snapshot %s cannot be read (%s); trying the one before", directory, error)
-                unreadable.append(f"{directory.name} ({error})")
-        if unreadable:
+                self.unreadable.append(SnapshotInfo(step, directory, problem=str(error)))
+        if unreadable := self.unreadable[known:]:
+            these = ", ".join(f"{info.path.name} ({info.problem})" for info in unreadable)
             raise SnapshotError(
-                f"no snapshot in {self.directory} can be used, and these cannot be read: {', '.join(unreadable)}. They "
-                "are left as they are; check the volume's server and its network, and start the job again. Where they "
-                "are lost for good, remove them or give the job another name to start over"
+                f"no snapshot in {self.directory} can be used, and these cannot be read: {these}. They are "
+                "left as they are; check the volume's server and its network, and start the job again. Where they are "
+                "lost for good, remove them or give the job another name to start over"
             )
         return None
 
