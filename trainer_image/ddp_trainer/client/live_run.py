@@ -90,6 +90,7 @@ class LiveRun(Run):
             settings |= {
                 "has_newcomer": lambda: membership.has_newcomer,
                 "least": membership.least,
+                "procs": membership.procs,
                 "check_view": membership.check_leads,
             }
         super().__init__(states, world, job, heartbeat, log=log, global_batch=global_batch, **settings)

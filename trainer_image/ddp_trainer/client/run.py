@@ -87,6 +87,7 @@ class Run:
         config: Mapping[str, Any] | None = None,
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
+        procs: int = 1,
         modules: Callable[[], Iterable[object]] = tuple,
         data_waits: DataWaits | None = None,
         check_view: Callable[[], None] | None = None,
@@ -132,6 +133,7 @@ class Run:
             data_waits=self._data_waits,
             has_newcomer=has_newcomer,
             least=least,
+            procs=procs,
         )
         self._rate_of_update: float | None = None
         """The learning rate of the last update: a scheduler has moved on when its step ends."""

@@ -73,10 +73,16 @@ class Steps:
         data_waits: DataWaits,
         has_newcomer: Callable[[], bool] = lambda: False,
         least: int | None = None,
+        procs: int = 1,
     ) -> None:
-        """`least`, with live recovery: ranks that were asked to stop leave alone if so many are left."""
+        """`least`, with live recovery: ranks that were asked to stop leave alone if so many are left. `procs`: how many
+        ranks a pod has, which leaves as a whole.
+        """
         self._has_newcomer = has_newcomer
         self._least = least
+        self._procs = procs
+        self._stopping = 0
+        """Ranks that were asked to stop, as the last vote of this group has it."""
         self.change = Change.NONE
         """After `agreed_to_stop` and `agreed_between_steps`, which found no stop; the same on the ranks that go on."""
         self.had_draws = True
@@ -149,8 +155,13 @@ class Steps:
         self.change = Change.NONE
         if result is None:
             return False
+        before, self._stopping = self._stopping, result.stopping
         if result.stopping and (self._least is None or self._world.size - result.stopping < self._least):
             return True
+        if self._procs > 1 and result.stopping != before:
+            # The vote may have come between the signals to two ranks of a pod, and all of them will leave: counted
+            # now, every pod could leave and none save.
+            return False
         if result.stopping:
             self.change = Change.LEAVES if result.is_stopping else Change.LEFT
         elif result.joining:
@@ -248,6 +259,7 @@ class Steps:
         """Go on after `progress.step` in a new process group."""
         self.step, self.epoch, self.samples = progress.step, progress.epoch, progress.samples
         self._of_lost = None
+        self._stopping = 0
         self._of_step.forget()
         self._between.forget()
         self._step_log.regrouped()

@@ -61,7 +61,8 @@ class Membership:
         own = uuid.uuid4().hex
         self._listener = Listener(host, own, self._abort)
         self.own = Member(own, node_rank, local_rank, host, self._listener.port, pod)
-        self._procs = procs
+        self.procs = procs
+        """How many ranks each pod has."""
         self.is_asked_to_stop: Callable[[], bool] = lambda: False
         """Whether SIGTERM has come to this process, where something listens to it."""
         self._deciding = Deciding(self.own, self._listener, register, least, procs, lambda: self.is_asked_to_stop())
@@ -96,7 +97,7 @@ class Membership:
     @property
     def has_newcomer(self) -> bool:
         """Whether a new pod waits at this member: all should leave the view after the same step."""
-        return self.view is not None and bool(whole_pods(self._listener.newcomers(self.view.number), self._procs))
+        return self.view is not None and bool(whole_pods(self._listener.newcomers(self.view.number), self.procs))
 
     def check_leads(self) -> None:
         """Raise SnapshotError unless this process is rank 0 of the newest view, which alone writes snapshots; OSError
@@ -209,7 +210,7 @@ class Membership:
             self._form_replicas(view)
 
     def _form_replicas(self, view: View) -> None:
-        for local_rank in range(self._procs):
+        for local_rank in range(self.procs):
             ranks = [rank for rank, member in enumerate(view.members) if member.local_rank == local_rank]
             group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=FORM_SECONDS))
             if local_rank == self.own.local_rank:

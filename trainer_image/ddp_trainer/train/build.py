@@ -121,6 +121,7 @@ def build(
         config=dataclasses.asdict(config),
         has_newcomer=(lambda: membership.has_newcomer) if membership is not None else (lambda: False),
         least=membership.least if membership is not None else None,
+        procs=membership.procs if membership is not None else 1,
         modules=lambda: (strategy.module,),
         check_view=membership.check_leads if membership is not None else None,
         shard_ranks=ShardRanks(pod.rank, pod.size, pod.new_group, pod.together) if pod is not None else None,
