@@ -140,6 +140,24 @@ def test_a_disk_that_hangs_does_not_hang_the_end_of_training(tmp_path: Path) -> 
     disk.released.set()
 
 
+def test_a_save_of_many_bytes_may_take_longer_until_its_disk_is_taken_for_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "SLOWEST_BYTES_PER_SECOND", 1.0)
+    monkeypatch.setattr(saving, "ROUND_SECONDS", 0.05)
+    run = Run(tmp_path, save_timeout=0.01)
+    run.snapshots.resume()
+    disk = SlowDisk()
+    use(run, disk)
+    run.train(1)
+    release = threading.Timer(0.3, disk.released.set)
+    release.start()
+    assert run.snapshots.save(Progress(1, 0, 16), kind="final", wait=True)
+    release.join()
+    run.snapshots.close()
+    assert run.results() == ["saved"]
+
+
 class BrokenDisk(Disk):
     """Fails to create files until it is mended."""
 

@@ -709,7 +709,7 @@ class Run:
         saved = self._snapshots.save(self._steps.progress, kind=kind, wait=True)
         self._snapshots.close()
         if not saved:
-            problem = self._snapshots.problem()
+            problem = self._snapshots.problem() or "it was not written in time"
             raise RuntimeError(
                 f"the {kind} snapshot of step {self.step} could not be saved: {problem}; when the run is started "
                 "again, it goes on from the newest one that was"

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,12 @@ READY: Final[tuple[Ready, ...]] = get_args(Ready)
 
 PATIENCE_SECONDS = 1.0
 """A save in flight for less than this is waited for when the next is due; a slower one makes the next be skipped."""
+
+SLOWEST_BYTES_PER_SECOND = 50e6
+"""A save of more bytes than this writes in `timeout` may take longer. Rank 0 alone reads back all shards."""
+
+ROUND_SECONDS = 10.0
+"""How long the other ranks wait for rank 0's save in one collective, whose timeout may be shorter than the save."""
 
 EMERGENCY_SECONDS = 20.0
 """How long an emergency snapshot may take: torchrun kills what is left of a failed job 30 seconds after the failure."""
@@ -78,6 +85,7 @@ class Saver:
         self._staging = Staging()
         self._writer = BackgroundWriter()
         self._step_in_flight: int | None = None
+        self._bytes_in_flight = 0
         self._failures = 0
 
     def save(self, manifest: Manifest, generators: Tensor | None, *, started: float, wait: bool) -> bool:
@@ -88,12 +96,15 @@ class Saver:
         Raises FencedError.
         """
         fenced: FencedError | None = None
+        if wait:
+            with self._together():
+                self._await_writer(self._limit)
         try:
             ready: Ready = "begin" if self._store is None else self._ready(manifest.step, manifest.kind, wait=wait)
         except FencedError as error:
             ready, fenced = "skipped", error
         if self._shards is not None:
-            with self._shards.together():
+            with self._together():
                 (index,) = self._ranks.numbers_from_first(READY.index(ready))
             ready = READY[index]
         saving = ready != "skipped"
@@ -157,12 +168,13 @@ class Saver:
 
     def close(self) -> None:
         """Wait for the save in flight and report how it ended; raises nothing."""
-        is_over = self._writer.wait(self._timeout)
+        limit = self._limit
+        is_over = self._writer.wait(limit)
         if self._store is None:
             return
         if not is_over:
             hung = TimeoutError(
-                f"snapshot of step {self._step_in_flight} not written within {self._timeout:.0f} s: the volume hangs"
+                f"snapshot of step {self._step_in_flight} not written within {limit:.0f} s: the volume hangs"
             )
             self._failed(Outcome(self._step_in_flight or 0, self._writer.busy_seconds, 0.0, error=hung))
             return
@@ -173,13 +185,33 @@ class Saver:
 
     # A save, step by step
 
+    @property
+    def _limit(self) -> float:
+        """How many seconds the save in flight may take until its volume is taken for hung."""
+        return max(self._timeout, self._bytes_in_flight / SLOWEST_BYTES_PER_SECOND)
+
+    def _together(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._shards is None else self._shards.together()
+
+    def _await_writer(self, limit: float) -> None:
+        """On all ranks alike: wait until rank 0's writer is through, rank 0's `limit` seconds at most."""
+        deadline = time.monotonic() + limit
+        is_over = False
+        while not is_over:
+            left = max(0.0, deadline - time.monotonic())
+            is_over = self._store is None or self._writer.wait(min(left, ROUND_SECONDS)) or left <= ROUND_SECONDS
+            (number,) = self._ranks.numbers_from_first(int(is_over))
+            is_over = bool(number)
+
     def _ready(self, step: int, kind: Kind, *, wait: bool) -> Ready:
         """On rank 0: whether to begin this save, or whether it is done or under way already, or must be skipped."""
         self.collect()
         if step == self._saved_step() or (step == self._step_in_flight and not wait):
             return "saved"
-        patience = EMERGENCY_SECONDS if kind == "emergency" else self._timeout
-        if kind == "periodic" and not wait:
+        patience = EMERGENCY_SECONDS if kind == "emergency" else self._limit
+        if kind != "emergency" and wait:
+            patience = 0.0  # all ranks have waited for it
+        elif kind == "periodic":
             patience = PATIENCE_SECONDS - self._writer.busy_seconds
         self._writer.wait(max(0.0, patience))
         self.collect()
@@ -214,13 +246,16 @@ class Saver:
         stall = time.monotonic() - started
         if staged is not None:
             self._step_in_flight = manifest.step
-            self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard))
+            self._bytes_in_flight = expected = staged.total_bytes
+            if self._shards is not None and shard is not None:
+                self._bytes_in_flight = expected = expected + shard.total_bytes * self._shards.size
+            self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard, expected))
         elif self._shards is not None and shard is not None:
             follow = self._shards.follow
             self._writer.start(manifest.step, stall, lambda: follow(shard, Disk()))
         return True
 
-    def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None) -> Manifest:
+    def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None, expected: int) -> Manifest:
         """In the background of rank 0."""
         store, shards = self._store, self._shards
         assert store is not None
@@ -231,9 +266,6 @@ class Saver:
                 files |= shards.lead(shard, directory, store.disk)
             return files
 
-        expected = staged.total_bytes + (
-            shard.total_bytes * shards.size if shards is not None and shard is not None else 0
-        )
         try:
             return store.save(write, manifest, expected_bytes=expected)
         finally:
@@ -254,9 +286,10 @@ class Saver:
 
     def _finished(self, step: int, saving: bool, fenced: FencedError | None) -> bool:
         """Wait for rank 0's files; every rank returns or raises as rank 0 does."""
+        self._await_writer(self._limit if saving and fenced is None else 0.0)
         if self._store is not None and saving and fenced is None:
             try:
-                saving = self._wait_for(step, self._timeout)
+                saving = self._wait_for(step, 0.0)
             except FencedError as error:
                 fenced = error
         is_fenced, is_saved = self._ranks.numbers_from_first(int(fenced is not None), int(saving))
@@ -324,7 +357,7 @@ class Saver:
 
     def _skipped(self, step: int) -> None:
         busy = self._writer.busy_seconds
-        if busy > self._timeout:
+        if busy > self._limit:
             hung = TimeoutError(
                 f"no snapshot of step {step}: that of step {self._step_in_flight} is still not written after "
                 f"{busy:.0f} s: the volume hangs. The snapshots before it are intact and training goes on; "

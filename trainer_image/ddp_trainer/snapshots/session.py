@@ -53,7 +53,7 @@ __all__ = ["Identity", "Manifest", "Progress", "SaveInterval", "SnapshotEvent", 
 log = logging.getLogger(__name__)
 
 SAVE_TIMEOUT_SECONDS = 600.0
-"""How long a wait for a save may take before the disk is taken for hung."""
+"""How long a wait for a save may take before the disk is taken for hung; longer for many bytes (`saving`)."""
 
 
 class Snapshots:
