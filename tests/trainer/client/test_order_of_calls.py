@@ -193,6 +193,63 @@ def test_an_update_by_an_optimizer_that_the_run_does_not_know_is_an_error(attach
         run.step_end(loss)
 
 
+class Sharp(torch.optim.Optimizer):
+    """As SAM is written: one optimizer of torch's class around another, which has the moments and makes the update."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05})
+        self.base_optimizer = torch.optim.Adam(self.param_groups, lr=0.1)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def second_step(self) -> None:
+        self.base_optimizer.step()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.base_optimizer.param_groups = self.param_groups
+
+
+def sharp_step(model: torch.nn.Module, optimizer: Sharp) -> torch.Tensor:
+    loss = model(torch.ones(2, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.second_step()
+    return loss
+
+
+def test_an_update_by_an_optimizer_inside_of_another_is_an_error_that_names_it(
+    attach: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = model_and_optimizer()
+    optimizer = Sharp(model.parameters())
+    run = attach(model, optimizer)
+    run.resume()
+    advice = "attach(model, optimizer.base_optimizer, outer=optimizer)"
+    assert advice in capsys.readouterr().out
+    loss = sharp_step(model, optimizer)
+    with pytest.raises(UserError, match=r"optimizer\.base_optimizer, whose state is in no snapshot") as caught:
+        run.step_end(loss)
+    assert advice in str(caught.value)
+
+
+def test_an_optimizer_and_the_one_inside_are_resumed_where_both_are_passed(
+    attach: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments = []
+    for steps in (2, 0):
+        model, _ = model_and_optimizer()
+        optimizer = Sharp(model.parameters())
+        run = attach(model, optimizer.base_optimizer, outer=optimizer)
+        assert run.resume() == 2 - steps
+        for _ in range(steps):
+            run.step_end(sharp_step(model, optimizer))
+        run.finish()
+        assert optimizer.base_optimizer.param_groups is optimizer.param_groups, "a schedule of one is that of both"
+        moments.append(optimizer.base_optimizer.state[next(model.parameters())]["exp_avg"])
+    assert torch.equal(*moments)
+    assert "base_optimizer" not in capsys.readouterr().out
+
+
 def test_an_emergency_snapshot_has_no_scheduler_of_the_next_step(attach: Any) -> None:
     model, optimizer = model_and_optimizer()
     scheduler = StepLR(optimizer, 1)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from ddp_trainer.client.states import inner_optimizer
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.boundary import before_update
 from ddp_trainer.snapshots.codec.state import Stateful, unwrapped
@@ -45,6 +46,8 @@ class CallOrder:
         self._marked = {name: value for name, value in states.items() if isinstance(value, LRScheduler | AveragedModel)}
         self._scalers = {name: value for name, value in states.items() if isinstance(value, GradScaler)}
         self._can_tell = any(isinstance(value, Optimizer | GradScaler) for value in states.values())
+        self.inner = inner_optimizer(states)
+        """What to say of an optimizer inside of another one that is no state; None where there is none."""
         self._has_updated = False
         self._updates_in_a_row = 0
         self._marks: Mapping[str, Any] | None = None
@@ -101,6 +104,8 @@ class CallOrder:
                     "run.step_end()"
                 )
         if not updated and not may_skip:
+            if self.inner is not None:  # which may have made the update, as in SAM's second_step()
+                raise UserError(f"run.step_end() was called without a step() of an optimizer of the run: {self.inner}")
             raise UserError(
                 "run.step_end() was called without an optimizer.step() since the last one: call it once a step, after "
                 "optimizer.step(), not for each micro-batch. With a gradient scaler, which may skip the step, pass it "

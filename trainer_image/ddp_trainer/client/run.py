@@ -239,6 +239,8 @@ class Run:
         self._log.event("resumed" if self.step else "started", step=self.step, **facts)
         if self.step:
             self._log.print_line(f"resuming after step {self.step}{self._of_total}")
+        if self._order.inner is not None:
+            self._log.print_line(self._order.inner)
         self.listen()
         if self._observer is not None:
             self._observer.begins(step=self.step, total_steps=self._steps.total_steps, run_checks_loss=True)

@@ -97,6 +97,24 @@ def prepared(
     return States(live, saved, sharded, tuple(per_rank), tuple(changes_with_optimizer))
 
 
+def inner_optimizer(live: Mapping[str, Stateful]) -> str | None:
+    """What to say of an optimizer with another one inside that is no state, as SAM has it: torch's `state_dict` leaves
+    out what is not in its own `state`. None where there is none.
+    """
+    known = {id(value) for value in live.values()}
+    for name, value in live.items():
+        if not isinstance(value, Optimizer) or type(value).state_dict is not Optimizer.state_dict:
+            continue
+        for attribute, inner in vars(value).items():
+            if isinstance(inner, Optimizer) and id(inner) not in known and inner.state is not value.state:
+                return (
+                    f"{name} has another optimizer inside, {name}.{attribute}, whose state is in no snapshot: a "
+                    "resumed run would begin anew with it. Pass both, the inner one first: "
+                    f"attach(model, {name}.{attribute}, outer={name})"
+                )
+    return None
+
+
 def _refuse(name: str, value: Any) -> None:
     parts = list(value.modules()) if isinstance(value, nn.Module) else [value]
     for module, kind, text in _REFUSED:
