@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Final, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddp_trainer.client import finished_runs
 from ddp_trainer.client.alike import AFTER_STEPS, sampled, unlike
 from ddp_trainer.client.finite import FiniteLosses, are_finite
 from ddp_trainer.client.order import CallOrder
@@ -52,11 +53,6 @@ from ddp_trainer.snapshots.trust.names import LAST_STEP
 
 PHASES: Final = ("load", "validate", "save")
 """What a program may say that it does between steps; each has the longest allowance of the stall detection."""
-
-_finished: Final[dict[tuple[Path, str, int, bool], int | None]] = {}
-"""The runs of this process that `finish` has ended: logs of the job, UID, attempt, and whether they have states; and
-the step at which they ended, None where they were stopped.
-"""
 
 
 class Run:
@@ -217,8 +213,7 @@ class Run:
             self._heartbeat.enter("load")
         manifest = self._snapshots.resume() if self._snapshots is not None else self._files.resume()
         if manifest is not None:
-            self._check_not_finished(manifest.step)
-        if manifest is not None:
+            finished_runs.check_not_ended(self._key, manifest.step, self._steps.total_steps)
             steps = self._steps
             steps.step, steps.epoch, steps.samples = manifest.step, manifest.epoch, manifest.samples
             self._batch_of_snapshot = manifest.global_batch
@@ -450,7 +445,7 @@ class Run:
             self.record_loss()
         if self._stopping:
             self._log.close()  # a program that saves itself has done so only now
-            _finished[self._key] = None
+            finished_runs.has_ended(self._key, None)
             return
         self.save_last()
         if (total := self._steps.total_steps) is not None and self.step < total:
@@ -464,7 +459,7 @@ class Run:
         self._log.event("finished", step=self.step, samples=self.samples, **metrics)
         self._log.close()
         self._heartbeat.enter("done")
-        _finished[self._key] = self.step
+        finished_runs.has_ended(self._key, self.step)
         self._let_go()
 
     def _let_go(self) -> None:
@@ -607,12 +602,7 @@ class Run:
         """The program's library begins to train. Raises UserError where it has come to the end of a training of this
         job before, in this process: it would go on from a checkpoint of that, whatever the model.
         """
-        if self._key in _finished:
-            raise UserError(
-                f"this process has trained to step {_finished[self._key]} of the job {self._key[0].name} before, and a "
-                "job has one run: checkpoints of two would be taken for one another. Train each in a job of its own, "
-                "or leave the callback out of the second. To train on, let the first take more steps"
-            )
+        finished_runs.check_trains_once(self._key)
 
     def epoch_ends(self) -> None:
         """An epoch has ended, and the end of its last step did not say so, since more batches followed. For a program
@@ -624,7 +614,7 @@ class Run:
     def training_ends(self) -> None:
         """It has come to its end: record the loss of the last step."""
         self.record_loss()
-        _finished[self._key] = self.step
+        finished_runs.has_ended(self._key, self.step)
 
     def latest(self) -> Path | None:
         """The newest checkpoint whose every byte verifies, the same folder on every rank; None if there is none."""
@@ -677,19 +667,6 @@ class Run:
     def _check_resumed(self, call: str) -> None:
         if not self._is_resumed:
             raise UserError(f"run.{call}() was called before run.resume(): call resume() once, before the loop")
-
-    def _check_not_finished(self, step: int) -> None:
-        """Raises UserError where this run would resume at the end of another one, with its states, and do nothing."""
-        if self._key not in _finished:
-            return
-        total, last = self._steps.total_steps, _finished[self._key]
-        if last is None or (step == last and (total is None or total <= step)):
-            raise UserError(
-                f"this process has finished its run of the job {self._key[0].name}, at step {step}, and attach() was "
-                "called again: a job has one run. Give all models to one attach(), or run each in a job of its own "
-                "(without an operator: with a DDPJOB_NAME of its own). To go on with the same run, give attach() its "
-                "total_steps"
-            )
 
     def _begin_update(self) -> None:
         self._rate_of_update = self._learning_rate

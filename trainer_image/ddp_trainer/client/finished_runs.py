@@ -1,0 +1,47 @@
+"""The runs of this process that have come to their end: a job has one run, and a second one would go on from what the
+first has saved, whatever its model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ddp_trainer.contract.exit_codes import UserError
+
+Key = tuple[Path, str, int, bool]
+"""What tells runs apart: logs of the job, UID, attempt, and whether they have states."""
+
+_ended: Final[dict[Key, int | None]] = {}
+"""The step at which each ended, None where it was stopped."""
+
+
+def has_ended(key: Key, step: int | None) -> None:
+    """This run has come to its end at this step; None says that it was stopped."""
+    _ended[key] = step
+
+
+def check_trains_once(key: Key) -> None:
+    """Raises UserError where a library begins to train, and a training of this run has come to its end before."""
+    if key in _ended:
+        raise UserError(
+            f"this process has trained to step {_ended[key]} of the job {key[0].name} before, and a "
+            "job has one run: checkpoints of two would be taken for one another. Train each in a job of its own, "
+            "or leave the callback out of the second. To train on, let the first take more steps"
+        )
+
+
+def check_not_ended(key: Key, step: int, total_steps: int | None) -> None:
+    """Raises UserError where a run that resumes after `step` would do so at the end of another one, with its states,
+    and do nothing.
+    """
+    if key not in _ended:
+        return
+    last = _ended[key]
+    if last is None or (step == last and (total_steps is None or total_steps <= step)):
+        raise UserError(
+            f"this process has finished its run of the job {key[0].name}, at step {step}, and attach() was "
+            "called again: a job has one run. Give all models to one attach(), or run each in a job of its own "
+            "(without an operator: with a DDPJOB_NAME of its own). To go on with the same run, give attach() its "
+            "total_steps"
+        )
