@@ -158,6 +158,32 @@ def test_a_save_of_many_bytes_may_take_longer_until_its_disk_is_taken_for_hung(
     assert run.results() == ["saved"]
 
 
+def test_a_rank_that_is_lost_during_the_last_save_does_not_cost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 learns of it between two looks at its own save, which needs no other rank any more."""
+    monkeypatch.setattr(saving, "ROUND_SECONDS", 0.01)
+    monkeypatch.setattr(saving, "EMERGENCY_SECONDS", 0.0)
+    run = Run(tmp_path, changes_with_optimizer=("cursor",))
+    run.snapshots.resume()
+    disk = SlowDisk()
+    use(run, disk)
+    run.train(1)
+    release = threading.Timer(0.3, disk.released.set)
+
+    def of_first(*numbers: int) -> tuple[int, ...]:
+        if disk.reached.is_set():
+            release.start()
+            raise RuntimeError("Connection closed by peer")
+        return numbers
+
+    monkeypatch.setattr(run.snapshots._ranks, "numbers_from_first", of_first)
+    with pytest.raises(RuntimeError, match="closed by peer") as lost:
+        run.snapshots.save(Progress(1, 0, 16), kind="final", wait=True)
+    assert run.snapshots.emergency(lost.value)
+    assert run.results() == ["saved"]
+
+
 class BrokenDisk(Disk):
     """Fails to create files until it is mended."""
 

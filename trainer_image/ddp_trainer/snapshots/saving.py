@@ -194,13 +194,21 @@ class Saver:
         return nullcontext() if self._shards is None else self._shards.together()
 
     def _await_writer(self, limit: float) -> None:
-        """On all ranks alike: wait until rank 0's writer is through, rank 0's `limit` seconds at most."""
+        """On all ranks alike: wait until rank 0's writer is through, rank 0's `limit` seconds at most.
+
+        Raises RuntimeError where another rank is lost; rank 0 after its wait, since its files may need no other rank.
+        """
         deadline = time.monotonic() + limit
         is_over = False
         while not is_over:
             left = max(0.0, deadline - time.monotonic())
             is_over = self._store is None or self._writer.wait(min(left, ROUND_SECONDS)) or left <= ROUND_SECONDS
-            (number,) = self._ranks.numbers_from_first(int(is_over))
+            try:
+                (number,) = self._ranks.numbers_from_first(int(is_over))
+            except RuntimeError:
+                if self._store is not None:
+                    self._writer.wait(max(0.0, deadline - time.monotonic()))
+                raise
             is_over = bool(number)
 
     def _ready(self, step: int, kind: Kind, *, wait: bool) -> Ready:
@@ -251,6 +259,7 @@ class Saver:
                 self._bytes_in_flight = expected = expected + shard.total_bytes * self._shards.size
             self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard, expected))
         elif self._shards is not None and shard is not None:
+            self._bytes_in_flight = shard.total_bytes * self._shards.size
             follow = self._shards.follow
             self._writer.start(manifest.step, stall, lambda: follow(shard, Disk()))
         return True
@@ -276,7 +285,7 @@ class Saver:
         """Why this rank cannot stage: its thread still writes from the buffers that it would copy into."""
         busy = self._writer.busy_seconds
         # Rank 0 is through, so this rank is about to be, unless its disk hangs.
-        if self._writer.wait(PATIENCE_SECONDS if busy < self._timeout else 0.0):
+        if self._writer.wait(PATIENCE_SECONDS if busy < self._limit else 0.0):
             self._writer.take()
             return None
         return SnapshotError(
