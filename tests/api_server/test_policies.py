@@ -25,6 +25,7 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.values.job import Defaults
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import log_in
@@ -333,6 +334,33 @@ async def test_a_whole_life_of_a_job_is_within_what_the_operator_may_write(
     await eventually_async(gone, "the job is deleted when its time is over")
     if tenant.audit is not None:
         assert [str(entry) for entry in await tenant.asked() if entry.code in (403, 422)] == []
+
+
+async def test_pods_that_have_lost_their_job_are_let_go(install: Install, start_operator: StartOperator) -> None:
+    """The garbage collector has taken their owner away, by `kubectl delete ddpjob --cascade=orphan`."""
+    installed = await install("sized")
+    tenant = installed.tenants["sized"]
+    operator = await start_operator(installed.kubeconfig, NAMESPACES=tenant.namespace)
+    await tenant.apply_job()
+    names = [found["metadata"]["name"] for found in await tenant.gang_exists()]
+    await tenant.runs(*names)
+    await tenant.phase_is("Running")
+    await operator.kill()
+    orphan = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Orphan"}
+    await tenant.client.delete(f"{paths.jobs(tenant.namespace)}/digits", "ddpjobs", orphan)
+
+    async def orphaned() -> bool:
+        return not any(found["metadata"].get("ownerReferences") for found in await tenant.pods())
+
+    await eventually_async(orphaned, "no pod has an owner")
+    assert await tenant.finalizers() == [FINALIZER] * 2
+    path, image = f"{paths.pods(tenant.namespace)}/{names[0]}", "/spec/containers/0/image"
+    evil = [{"op": "replace", "path": image, "value": "evil"}]
+    assert "and nothing else" in await refusal(installed.operator.json_patch(path, "pods", evil))
+    assert "only what a DDPJob owns" in await refusal(installed.operator.delete(path, "pods"))
+    await start_operator(installed.kubeconfig, NAMESPACES=tenant.namespace)
+    await tenant.released()
+    await tenant.reap(*names)
 
 
 async def replaced(tenant: Cluster) -> bool:

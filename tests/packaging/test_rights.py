@@ -20,6 +20,7 @@ from tests.packaging.chart import (
     settings_of,
 )
 
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.main import leases_of
 from ddpjob_operator.settings import Settings
 
@@ -38,6 +39,12 @@ def test_the_policies_are_about_the_namespaces_and_the_account_of_the_release() 
 def policy(name: str, values: Manifest) -> Manifest:
     policies = of_kind("ValidatingAdmissionPolicy", rendered(values))
     return next(item for item in policies if item["metadata"]["name"] == f"ddpjob-operator-{name}")
+
+
+def test_the_policy_knows_the_finalizer_that_the_operator_removes_from_a_pod_without_an_owner() -> None:
+    rules = policy("writes", {})["spec"]["validations"]
+    (owned,) = (item["expression"] for item in rules if "only what a DDPJob owns" in item["message"])
+    assert f"'{FINALIZER}' in oldObject.metadata" in owned
 
 
 def test_the_bounds_of_a_namespace_win_in_the_policy_too() -> None:
