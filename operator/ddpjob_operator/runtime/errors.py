@@ -9,7 +9,10 @@ from typing import Any
 NO_CONFIGURATION = "NoConfiguration"
 """Reason where no API server was asked: there is no kubeconfig, or it gives no credentials."""
 
-_DENIED = re.compile(r"admission webhook .* denied the request|AdmissionPolicy '.*' denied request", re.DOTALL)
+_DENIED = re.compile(
+    r"admission webhook .* denied the request|[Pp]olicy \S+( with binding \S+)? denied request", re.DOTALL
+)
+"""A ValidatingAdmissionPolicy names its kind before its own name, and a MutatingAdmissionPolicy that fails does not."""
 _TOO_LARGE = ("request is too large", "message larger than max")
 """What etcd says, or the API server's client of it, which the API server passes on as an internal error (500)."""
 

@@ -51,6 +51,8 @@ def test_a_name_that_is_about_to_be_free_asks_for_nothing(metadata: dict[str, st
         (422, f"{POLICY}no team", "AdmissionDenied"),
         (403, f"{POLICY}no team", "AdmissionDenied"),
         (413, f"{POLICY}too large", "AdmissionDenied"),
+        (403, "policy 'p' with binding 'b' denied request: JSON Patch: doc is missing path", "AdmissionDenied"),
+        (403, 'policy "p" denied request: failed to configure policy: no such kind', "AdmissionDenied"),
         (413, "Request entity too large: limit is 3145728", "TooLarge"),
         (500, "etcdserver: request is too large", "TooLarge"),
         (
