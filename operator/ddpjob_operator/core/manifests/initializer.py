@@ -18,6 +18,7 @@ from ddpjob_operator.core.manifests.pods import (
     restricted_context,
     users_annotations,
     users_labels,
+    without_gang,
     without_networks,
 )
 from ddpjob_operator.core.manifests.shared import confined, shared_mount, shared_volume, source_claim
@@ -79,7 +80,7 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
         "metadata": {
             "name": initializer_name(job.name, number),
             "namespace": job.namespace,
-            "labels": users_labels(template) | own,
+            "labels": without_gang(template, users_labels(template)) | own,
             "annotations": _annotations(job),
             "ownerReferences": [admitted.owner_reference()],
         },
@@ -89,8 +90,8 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
 
 def _annotations(job: Job) -> dict[str, str]:
     """Those of the podTemplate. Data may come over a further network, but not over one that is a device of the gang."""
-    given = users_annotations(job.spec.pod_template, *(item.name for item in job.spec.initializers))
     template = job.spec.pod_template
+    given = without_gang(template, users_annotations(template, *(item.name for item in job.spec.initializers)))
     containers = ((template.spec if template else None) or {}).get("containers") or ()
     resources = [item.get("resources") or {} for item in containers if item["name"] == TRAINER_CONTAINER]
     limits = [(job.spec.resources.limits if job.spec.resources else None) or {}]

@@ -53,6 +53,11 @@ _NETWORKS = ("k8s.v1.cni.cncf.io/networks", "networking.gke.io/default-interface
 """Further networks of a pod, of Multus and of GKE. Those that ranks use are often devices, each for one pod: a pod that
 has the annotation and no device gets no sandbox (SR-IOV), or waits for the devices of those that train (GKE).
 """
+_TASK_GROUPS = "yunikorn.apache.org/task-groups"
+_OF_TASK_GROUPS = (_TASK_GROUPS, "yunikorn.apache.org/task-group-name", "yunikorn.apache.org/app-id", "applicationId")
+"""How YuniKorn knows a gang. The first pod of an application says for which groups it reserves nodes, and is bound once
+it has all of them.
+"""
 
 
 def rendezvous_selector(job: Job, attempt: int) -> dict[str, str]:
@@ -163,6 +168,16 @@ def users_annotations(template: PodTemplate | None, *containers: str) -> dict[st
 def without_networks(annotations: dict[str, str]) -> dict[str, str]:
     """Annotations for a pod that does not train and has the devices of none that does."""
     return {name: value for name, value in annotations.items() if name not in _NETWORKS}
+
+
+def without_gang(template: PodTemplate | None, given: dict[str, str]) -> dict[str, str]:
+    """Labels or annotations of the podTemplate for a pod that does not train. Where they make a gang in YuniKorn, it is
+    no member, nor of the same application: if it came first, that would have no gang at all.
+    """
+    annotations = (template.metadata.annotations if template and template.metadata else None) or {}
+    if _TASK_GROUPS not in annotations:
+        return given
+    return {name: value for name, value in given.items() if name not in _OF_TASK_GROUPS}
 
 
 def restricted_context() -> Manifest:

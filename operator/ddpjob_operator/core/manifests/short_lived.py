@@ -13,7 +13,7 @@ from typing import Any
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.pod import PodTemplate
 from ddpjob_operator.core.manifests.placement import REQUIRED
-from ddpjob_operator.core.manifests.pods import users_annotations, users_labels, without_networks
+from ddpjob_operator.core.manifests.pods import users_annotations, users_labels, without_gang, without_networks
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.names import KUEUE_DOMAIN, LABEL_ROLE, dns_label
 
@@ -25,15 +25,15 @@ def short_lived_metadata(job: Job, role: str, container: str, *, devices: bool =
     """Of a pod with this role, which is also in its name, and one container; with or without the gang's `devices`.
 
     It has the labels and annotations of the podTemplate: those say to webhooks what to inject and what not, and
-    policies may ask for them. A queue is not for it, nor what keeps the pods of the gang apart, nor, without devices,
-    the networks of the ranks.
+    policies may ask for them. A queue is not for it, nor a gang, nor what keeps the pods of the gang apart, nor,
+    without devices, the networks of the ranks.
     """
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     metadata, template = _metadata(job.namespace, role, owner), job.spec.pod_template
-    given = users_labels(template).items()
+    given = without_gang(template, users_labels(template)).items()
     apart = _keep_apart(template)
     labels = {name: value for name, value in given if not (name.startswith(f"{KUEUE_DOMAIN}/") or name in apart)}
-    annotations = users_annotations(template, container)
+    annotations = without_gang(template, users_annotations(template, container))
     annotations = annotations if devices else without_networks(annotations)
     return metadata | {"labels": labels | metadata["labels"]} | ({"annotations": annotations} if annotations else {})
 

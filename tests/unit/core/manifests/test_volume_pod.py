@@ -78,6 +78,17 @@ def test_it_joins_none_of_the_networks_of_the_ranks() -> None:
     assert "annotations" not in pod(podTemplate={"metadata": {"annotations": networks}})["metadata"]
 
 
+def test_it_is_no_member_of_a_gang_of_yunikorn() -> None:
+    """YuniKorn would reserve the nodes of the whole gang for it, and bind it once it has them."""
+    gang = {"yunikorn.apache.org/task-groups": "[]", "yunikorn.apache.org/task-group-name": "nodes"}
+    labels = {"applicationId": "digits", "queue": "root.ml"}
+    made = pod(podTemplate={"metadata": {"labels": labels, "annotations": gang | {"team": "a"}}})["metadata"]
+    assert made["labels"] == {"training.ddpjob.io/role": "snapshots", "queue": "root.ml"}
+    assert made["annotations"] == {"team": "a"}
+    without_a_gang = pod(podTemplate={"metadata": {"labels": labels}})["metadata"]["labels"]
+    assert without_a_gang["applicationId"] == "digits", "a policy may ask for it"
+
+
 def test_it_is_placed_as_the_gang_may_be_and_takes_no_gpu() -> None:
     template = {
         "nodeSelector": {"pool": "gpu"},

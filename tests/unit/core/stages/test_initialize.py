@@ -487,6 +487,16 @@ def test_the_pod_has_no_network_whose_device_it_lacks(limits: dict[str, int], ke
     assert ("k8s.v1.cni.cncf.io/networks" in annotations) is kept
 
 
+def test_the_pod_is_no_member_of_a_gang_of_yunikorn() -> None:
+    """YuniKorn would hold the GPUs of the whole gang with pods of its own while data is fetched."""
+    gang = {"yunikorn.apache.org/task-groups": "[]", "yunikorn.apache.org/task-group-name": "nodes"}
+    labels = {"yunikorn.apache.org/app-id": "digits", "yunikorn.apache.org/queue": "root.ml"}
+    metadata = built(podTemplate={"metadata": {"labels": labels, "annotations": gang | {"team": "ml"}}})["metadata"]
+    assert metadata["annotations"] == {"team": "ml"}
+    assert "yunikorn.apache.org/app-id" not in metadata["labels"]
+    assert metadata["labels"]["yunikorn.apache.org/queue"] == "root.ml"
+
+
 def test_defaults_of_the_namespace_count_here_too() -> None:
     defaults = Defaults(trainer_image="registry.example/trainer:3", resources={"limits": {"memory": "1Gi"}})
     (container,) = containers(built(defaults=defaults))
