@@ -293,4 +293,4 @@ def _may_evict(namespace: str) -> dict[str, str]:
 
 
 def _is_missing_right(error: ApiError) -> bool:
-    return error.status == _FORBIDDEN and error.reason == "Forbidden" and "cannot" in error.message
+    return error.status == _FORBIDDEN and error.reason == "Forbidden" and "cannot" in error.message and not error.denied

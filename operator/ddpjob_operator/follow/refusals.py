@@ -18,6 +18,8 @@ _WHOSE = (
 
 def in_words(error: ApiError) -> str:
     """What the API server answered, and what to do about it where its own words do not say."""
+    if error.denied:  # in words of the policy's author, whatever the status and the reason are
+        return error.message
     if error.status == 0 and _OTHER_CERTIFICATE in error.message:
         return f"{error.message}; {_WHOSE}"
     if error.status == 0 and error.reason in ("ConnectionFailed", "Timeout"):

@@ -35,5 +35,13 @@ def test_a_refusal_names_what_to_do(error: ApiError, fix: str) -> None:
     assert fix in in_words(error)
 
 
-def test_words_that_name_it_already_stay_as_they_are() -> None:
-    assert in_words(ApiError(422, "Invalid", "spec.nodes: 0 is too small")) == "spec.nodes: 0 is too small"
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(422, "Invalid", "spec.nodes: 0 is too small"),
+        ApiError(403, "Forbidden", 'admission webhook "gate" denied the request: images of hub cannot be used'),
+        ApiError(401, "Unauthorized", 'admission webhook "gate" denied the request: who are you?'),
+    ],
+)
+def test_words_that_name_it_already_stay_as_they_are(error: ApiError) -> None:
+    assert in_words(error) == error.message
