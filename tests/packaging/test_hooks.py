@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -78,6 +79,12 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"ok" if ready else b"the watches have not begun yet")
 
+    def do_POST(self) -> None:
+        """As the proxy of a service mesh does, which then ends."""
+        self.asked.append(f"POST {self.path}")
+        self.send_response(200)
+        self.end_headers()
+
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -86,7 +93,7 @@ class Answer(BaseHTTPRequestHandler):
 def test_helm_test_passes_once_the_operator_is_ready(ready_after: int, seconds: str, code: int) -> None:
     (test,) = [m for m in everything({}) if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
     container = test["spec"]["containers"][0]
-    program, url, _ = container["args"]
+    program, url, *_ = container["args"]
     service = of_kind("Service", rendered({}))[0]
     (port,) = [item["port"] for item in service["spec"]["ports"] if item["name"] == "probes"]
     assert service["metadata"]["name"] == "ddpjob-operator"
@@ -101,3 +108,23 @@ def test_helm_test_passes_once_the_operator_is_ready(ready_after: int, seconds: 
         done = subprocess.run([sys.executable, "-c", program, here, seconds], capture_output=True, text=True)
         server.shutdown()
     assert (done.returncode, handler.asked) == (code, ["/readyz"] * min(ready_after + 1, 2 - code)), done.stderr
+
+
+@pytest.mark.parametrize(("ready_after", "seconds", "code"), [(0, "60", 0), (99, "0", 1)])
+def test_helm_test_ends_the_proxy_of_a_service_mesh(ready_after: int, seconds: str, code: int) -> None:
+    """Otherwise the pod goes on until its deadline, and the test fails though the operator is ready."""
+    (test,) = [m for m in everything({}) if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
+    program, _, _, *proxies = test["spec"]["containers"][0]["args"]
+    assert proxies == ["http://127.0.0.1:15020/quitquitquit", "http://127.0.0.1:4191/shutdown"]
+    assert test["metadata"]["annotations"]["config.linkerd.io/proxy-admin-shutdown"] == "enabled"
+    handler = type("Handler", (Answer,), {"asked": [], "ready_after": ready_after})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        with socket.socket() as absent:
+            absent.bind(("127.0.0.1", 0))
+            none = f"http://127.0.0.1:{absent.getsockname()[1]}/quitquitquit"
+            argv = [sys.executable, "-c", program, f"{here}/readyz", seconds, none, f"{here}/shutdown"]
+            done = subprocess.run(argv, capture_output=True, text=True)
+        server.shutdown()
+    assert (done.returncode, handler.asked) == (code, ["/readyz", "POST /shutdown"]), done.stderr
