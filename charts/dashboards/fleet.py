@@ -5,6 +5,7 @@ from __future__ import annotations
 from grafana import Column, Dashboard, Query, Row
 from queries import (
     AT_WORK,
+    CLUSTER,
     GOOD_IS_MORE,
     GOOD_IS_NONE,
     JOB,
@@ -42,7 +43,8 @@ FLEET = Dashboard(
     (
         Row("Now", (
             stat("Alerts", "Alerts of the chart that fire (prometheusRules.enabled). runbook_url says what to do.",
-                 or_zero('count(ALERTS{alertname=~"DDPJob.+", alertstate="firing"})'), steps=GOOD_IS_NONE),
+                 or_zero(f'count(ALERTS{{{CLUSTER}, alertname=~"DDPJob.+", alertstate="firing"}})'),
+                 steps=GOOD_IS_NONE),
             stat("Running", "Jobs with all pods of their gang ready.",
                  or_zero(f'sum(ddpjob_status_phase{{{JOB}, phase="Running"}})')),
             stat("Waiting", "Jobs that wait for nodes, image, volume or initializers. The table says how long.",
@@ -69,7 +71,8 @@ FLEET = Dashboard(
                          hidden=True), width=12),
             table("Waiting jobs", "Longest waits first. An hour or more: `ddpjob why JOB` has the scheduler's words.",
                   Column("Waits", f"topk(50, (time() - {per_job('ddpjob_status_creation_timestamp_seconds')})"
-                                  f" * {ON_JOB} group_left (queue) max by (namespace, ddpjob, queue) (ddpjob_info)"
+                                  f" * {ON_JOB} group_left (queue)"
+                                  f" max by (namespace, ddpjob, queue) (ddpjob_info{{{JOB}}})"
                                   f" and {in_phase(WAITS)})",
                          "s", ((0, "green"), (600, "orange"), (3600, "red"))), order="Waits", width=12),
         )),
@@ -99,25 +102,28 @@ FLEET = Dashboard(
         )),
         Row("Operator", (
             stat("Leaders", "Of each shard. 1 is right. Less: no replica acts, see the alert DDPJobOperatorDown.",
-                 or_zero("sum(ddpjob_operator_leader) / max(ddpjob_operator_shards)"),
+                 or_zero(f"sum(ddpjob_operator_leader{{{CLUSTER}}}) / max(ddpjob_operator_shards{{{CLUSTER}}})"),
                  steps=((0, "red"), (1, "green"), (1.01, "red"))),
             stat("Jobs in its queue", "Jobs that wait to be reconciled. Above 10 for long: DDPJobOperatorBacklog.",
-                 "max(ddpjob_operator_queue_depth)", steps=((0, "green"), (10, "orange"), (100, "red"))),
+                 f"max(ddpjob_operator_queue_depth{{{CLUSTER}}})", steps=((0, "green"), (10, "orange"), (100, "red"))),
             lines("Reconciliation", "How long one look at a job takes, API requests included. Seconds point to the API "
                   "server, a lag of the event loop above 0.1 s to too little CPU.",
                   *quantiles("ddpjob_operator_reconcile_seconds", "$__rate_interval"),
                   quantiles("ddpjob_operator_loop_lag_seconds", "$__rate_interval", legend="event loop's lag ")[1],
                   unit="s", width=6),
             lines("API requests by code", "429 is throttling, 403 a missing permission, 0 no answer at all.",
-                  Query("sum by (code) (rate(ddpjob_operator_api_requests_total[$__rate_interval]))", "{{code}}"),
+                  Query(f"sum by (code) (rate(ddpjob_operator_api_requests_total{{{CLUSTER}}}[$__rate_interval]))",
+                        "{{code}}"),
                   unit="reqps", width=6),
             lines("Errors", "Reconciliations and full lists that failed and are tried again. The log has the cause.",
-                  Query("sum(increase(ddpjob_operator_reconcile_errors_total[$__rate_interval]))", "reconciliations"),
-                  Query(or_zero('sum(increase(ddpjob_operator_resyncs_total{result="failed"}[$__rate_interval]))'),
-                        "full lists"), bars=True, width=6),
+                  Query(f"sum(increase(ddpjob_operator_reconcile_errors_total{{{CLUSTER}}}[$__rate_interval]))",
+                        "reconciliations"),
+                  Query(or_zero(f'sum(increase(ddpjob_operator_resyncs_total{{{CLUSTER}, result="failed"}}'
+                                "[$__rate_interval]))"), "full lists"), bars=True, width=6),
             lines("Watch requests in 15 minutes", "3 to 13 of each resource and namespace are normal, most where "
                   "nothing changes. None: DDPJobOperatorWatchStale. More: broken connections.",
-                  Query("sum by (resource) (increase(ddpjob_operator_watch_starts_total[15m]))", "{{resource}}"),
+                  Query(f"sum by (resource) (increase(ddpjob_operator_watch_starts_total{{{CLUSTER}}}[15m]))",
+                        "{{resource}}"),
                   width=6),
         )),
     ),

@@ -6,6 +6,7 @@ from grafana import Column, Dashboard, Query, Row
 from queries import (
     BUSY,
     BY_JOB,
+    CLUSTER,
     GOOD_IS_NONE,
     JOB,
     RUNNING,
@@ -20,10 +21,11 @@ from queries import (
 PODS = f"max by (namespace, pod, ddpjob) (ddpjob_trainer_info{{{JOB}}})"
 
 
-def dcgm(metric: str, own: str = "", scale: str = "") -> str:
+def dcgm(name: str, own: str = "", scale: str = "", window: str = "") -> str:
     """A metric of DCGM's exporter for each GPU of a job, joined on the pod, which may be `exported_pod`. Of pods
     without such metrics, our own: the two number the GPUs differently.
     """
+    metric = of_gpus(f"{name}{{{CLUSTER}}}", window)
     pod = f'label_replace({metric}, "pod", "$1", "exported_pod", "(.+)")'
     named = f'label_replace({pod}, "namespace", "$1", "exported_namespace", "(.+)")'
     joined = f"({named}{scale} * on (namespace, pod) group_left (ddpjob) {PODS})"
@@ -36,7 +38,7 @@ def of_gpus(metric: str, window: str = "") -> str:
 
 def utilization(window: str = "") -> str:
     own = of_gpus(f"ddpjob_gpu_utilization_ratio{{{JOB}}}", window)
-    return dcgm(of_gpus("DCGM_FI_DEV_GPU_UTIL", window), own, " / 100")
+    return dcgm("DCGM_FI_DEV_GPU_UTIL", own, " / 100", window)
 
 
 MEMORY = dcgm("DCGM_FI_DEV_FB_USED", f"ddpjob_gpu_memory_bytes{{{JOB}}}", " * 1048576")

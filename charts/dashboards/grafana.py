@@ -299,7 +299,7 @@ def _links(panel: Panel) -> list[Json]:
     """From the name of a job to its dashboard."""
     if panel.kind != "table":
         return []
-    job = "var-namespace=${__data.fields.namespace}&var-ddpjob=${__data.fields.ddpjob}"
+    job = "var-cluster=${cluster}&var-namespace=${__data.fields.namespace}&var-ddpjob=${__data.fields.ddpjob}"
     url = f"/d/{TAG}-job?{job}&var-datasource=${{datasource}}&${{__url_time_range}}"
     link = {"title": "Open the job", "url": url, "targetBlank": False}
     return [{"matcher": {"id": "byName", "options": "ddpjob"}, "properties": [{"id": "links", "value": [link]}]}]

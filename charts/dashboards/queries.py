@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from grafana import Column, Panel, Query, Steps, Variable
 
-TEAM = 'namespace=~"$namespace"'
-JOB = 'namespace=~"$namespace", ddpjob=~"$ddpjob"'
+CLUSTER = 'cluster="$cluster"'
+"""One of those whose series the data source has. Where the series have no such label, the variable is empty, and all of
+them match.
+"""
+TEAM = f'{CLUSTER}, namespace=~"$namespace"'
+JOB = f'{TEAM}, ddpjob=~"$ddpjob"'
 BY_JOB = "by (namespace, ddpjob)"
 ON_JOB = "on (namespace, ddpjob)"
 WAITS = 'phase=~"Pending|Starting"'
@@ -30,9 +34,10 @@ BUSY: Steps = ((0, "red"), (0.05, "orange"), (0.5, "green"))
 
 
 def choices(many: bool) -> tuple[Variable, ...]:
-    """Namespace and job, of those that the operator reports on."""
+    """Cluster, namespace and job, of those that the operator reports on; a cluster without a job counts, too."""
     return (
-        Variable("namespace", "Namespace", "label_values(ddpjob_status_phase, namespace)", many),
+        Variable("cluster", "Cluster", "label_values(ddpjob_operator_leader, cluster)", many=False),
+        Variable("namespace", "Namespace", f"label_values(ddpjob_status_phase{{{CLUSTER}}}, namespace)", many),
         Variable("ddpjob", "DDPJob", f"label_values(ddpjob_status_phase{{{TEAM}}}, ddpjob)", many),
     )
 
@@ -86,12 +91,14 @@ def held_now(metric: str, selector: str = "", by: str = "") -> str:
     return f"sum {by}(rate({metric}{{{', '.join(filter(None, (TEAM, selector)))}}}[{SMOOTH}]))"
 
 
-def quantiles(histogram: str, window: str, selector: str = "", legend: str = "", most: int = 99) -> tuple[Query, ...]:
+def quantiles(
+    histogram: str, window: str, selector: str = CLUSTER, legend: str = "", most: int = 99
+) -> tuple[Query, ...]:
     """The median, and what all but a few stay below."""
-    labels = f"{{{selector}}}" if selector else ""
     return tuple(
         Query(
-            f"histogram_quantile({q / 100}, sum by (le) (rate({histogram}_bucket{labels}[{window}])))", f"{legend}p{q}"
+            f"histogram_quantile({q / 100}, sum by (le) (rate({histogram}_bucket{{{selector}}}[{window}])))",
+            f"{legend}p{q}",
         )
         for q in (50, most)
     )

@@ -49,6 +49,7 @@ SPEC = {
 VARIABLES = {
     "$__rate_interval": "30s",
     "$__range": "5m",
+    "$cluster": "",
     "$namespace": ".*",
     "$ddpjob": ".*",
     "$price_gpu_hour": "2",

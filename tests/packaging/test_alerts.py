@@ -89,6 +89,14 @@ def phases(**values: str) -> Series:
     }
 
 
+def in_cluster(name: str, given: Series) -> Series:
+    """The same series in a Prometheus that has those of several clusters."""
+    return {key.replace("{", f'{{cluster="{name}", ', 1): values for key, values in given.items()}
+
+
+SHARDS: Series = {'ddpjob_operator_shards{pod="operator-0"}': "1x300"}
+
+
 @dataclass(frozen=True)
 class Case:
     """What Prometheus scrapes, and the alerts that fire after some minutes."""
@@ -136,6 +144,12 @@ FAULTS = (
     Case("nothing is scraped", {}, "DDPJobOperatorDown", {}),
     Case("no replica leads", OPERATOR | {'ddpjob_operator_leader{pod="operator-0"}': "1x20 0x300"},
          "DDPJobOperatorDown", {}),
+    Case("no replica leads in one of two clusters", in_cluster("a", OPERATOR | SHARDS) | in_cluster(
+         "b", OPERATOR | SHARDS | {'ddpjob_operator_leader{pod="operator-0"}': "1x20 0x300"}),
+         "DDPJobOperatorDown", {"cluster": "b"}),
+    Case("no step in one of two clusters that have a job of this name", in_cluster("a", OPERATOR | SHARDS | JOB)
+         | in_cluster("b", OPERATOR | SHARDS | JOB | STUCK | series("ddpjob_rank", "0+60x300")), "DDPJobStalled",
+         {"cluster": "b", "namespace": "team", "ddpjob": "digits"}),
     Case("one of two watches is not begun again", OPERATOR | {
          'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="pods"}': "1+0.2x10 3x300"},
          "DDPJobOperatorWatchStale", {"pod": "operator-0", "instance": "a", "resource": "pods"}),

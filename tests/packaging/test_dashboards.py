@@ -85,7 +85,7 @@ def test_every_variable_that_is_used_is_declared_and_the_other_way_round(name: s
     declared = {item["name"] for item in page["templating"]["list"]}
     used = set(re.findall(r"\$\{?([a-z_]+)", json.dumps({**page, "description": ""}))) - BUILT_IN
     assert used == declared
-    assert {"datasource", "namespace", "ddpjob"} <= declared
+    assert {"datasource", "cluster", "namespace", "ddpjob"} <= declared
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -102,6 +102,17 @@ def test_links_lead_to_pages_that_exist() -> None:
     assert linked == {"ddpjob-job"}
     for page in PAGES.values():
         assert [link["tags"] for link in page["links"]] == [page["tags"]] == [["ddpjob"]]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_query_and_variable_is_of_one_cluster(name: str) -> None:
+    """One Prometheus may have the series of several, with jobs of the same name in namespaces of the same name."""
+    chosen = [item["definition"] for item in PAGES[name]["templating"]["list"] if item["type"] == "query"]
+    assert chosen[0] == "label_values(ddpjob_operator_leader, cluster)"
+    for expr in (*chosen[1:], *expressions(PAGES[name])):
+        found = re.findall(r'\b(?:ddpjob_|DCGM_|kubelet_|ALERTS)\w*(\{cluster="\$cluster")?', expr)
+        assert found, expr
+        assert all(found), expr
 
 
 def test_an_alert_that_a_panel_names_exists() -> None:
@@ -129,6 +140,7 @@ def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Pat
     """
     (panel,) = (panel for panel in panels(PAGES["failures"]) if panel["title"] == "Jobs failed")
     expr = panel["targets"][0]["expr"].replace("$__range", "1h").replace("$namespace", ".*")
+    expr = expr.replace("$cluster", "")
     name = 'ddpjob_operator_failed_jobs_total{{namespace="team", reason="{}", pod="{}"}}'.format
     values = {
         name("Stalled", "operator-0"): "6x70 7x20",
@@ -151,7 +163,7 @@ def test_a_failure_that_loses_more_than_the_time_shown_leaves_no_share_below_0_o
     """Two hours of training are lost, and the last hour is shown."""
     (panel,) = (panel for panel in panels(PAGES[page]) if panel["title"] == title)
     expr = panel["targets"][0]["expr"]
-    given = {"namespace": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5", "__range": "1h"}
+    given = {"cluster": "", "namespace": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5", "__range": "1h"}
     for name, value in given.items():
         expr = expr.replace(f"${name}", value)
     series = {
@@ -166,7 +178,7 @@ def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promto
     """The new pod begins with what its peers have counted."""
     (panel,) = (panel for panel in panels(PAGES["job"]) if panel["title"] == "Time of live recoveries")
     expr = re.sub(r"\$__rate_interval", "5m", panel["targets"][0]["expr"])
-    expr = expr.replace("$namespace", ".*").replace("$ddpjob", ".*")
+    expr = expr.replace("$cluster", "").replace("$namespace", ".*").replace("$ddpjob", ".*")
     name = (
         'ddpjob_train_live_recovery_seconds_sum{{ddpjob="digits", namespace="team", kind="lost", instance="{}"}}'.format
     )
@@ -174,6 +186,18 @@ def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promto
     labels = '{kind="lost"}'
     question = {"expr": f"{expr} > bool 0.1", "eval_time": "6m", "exp_samples": [{"labels": labels, "value": 1}]}
     check_answers(promtool, tmp_path, values, [question], "15s")
+
+
+@pytest.mark.parametrize(("cluster", "running"), [("east", 1), ("west", 2)])
+def test_one_of_several_clusters_is_shown(promtool: str, tmp_path: Path, cluster: str, running: int) -> None:
+    (panel,) = (panel for panel in panels(PAGES["fleet"]) if panel["title"] == "Running")
+    expr = panel["targets"][0]["expr"]
+    for name, value in {"cluster": cluster, "namespace": ".*", "ddpjob": ".*"}.items():
+        expr = expr.replace(f"${name}", value)
+    phase = 'ddpjob_status_phase{{cluster="{}", namespace="team", ddpjob="{}", phase="Running"}}'.format
+    jobs = (("east", "digits"), ("west", "digits"), ("west", "other"))
+    question = {"expr": expr, "eval_time": "5m", "exp_samples": [{"labels": "{}", "value": running}]}
+    check_answers(promtool, tmp_path, {phase(*job): "1x10" for job in jobs}, [question])
 
 
 def config_maps(values: Manifest) -> dict[str, Manifest]:
@@ -245,7 +269,8 @@ def test_what_is_held_costs_what_the_table_of_prices_says(
     """A namespace without a price of its own, and a kind that it does not name, have the default."""
     text = config_maps({"prices": {"namespaces": namespaces}})["ddpjob-cost.json"]["data"]["ddpjob-cost.json"]
     asked = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in panels(json.loads(text))}
-    given = {"namespace": ".*", "ddpjob": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5", "__range": "1h"}
+    given = {"cluster": "", "namespace": ".*", "ddpjob": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5"}
+    given["__range"] = "1h"
     other = 8 * 2 + 4 * 0.5
     # of the two jobs: 8 GPUs and a node for an hour, and an hour more until their end
     own = namespaces.get("research", {})
