@@ -71,6 +71,8 @@ class Machine:
     cores: int
     gpus: tuple[str, ...] = ()
     """Indices or UUIDs of the GPUs that the run may use."""
+    rocm: bool = False
+    """Whether torch is built for AMD's GPUs."""
 
     code: MountedCode | None = None
 
@@ -219,9 +221,18 @@ def _overrides(
         overrides["DDPJOB_ASSIGNMENT_DIR"] = str(endpoints.assignment_dir)
     if "OMP_NUM_THREADS" not in own and "OMP_NUM_THREADS" not in machine.environ:
         overrides["OMP_NUM_THREADS"] = str(max(1, machine.cores // (nodes * ranks)))
-    if "CUDA_VISIBLE_DEVICES" not in own and machine.gpus:
-        overrides["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    if machine.gpus:
+        overrides |= _visible(gpus, machine.rocm, own)
     return overrides
+
+
+def _visible(gpus: tuple[str, ...], rocm: bool, own: frozenset[str]) -> dict[str, str]:
+    """The variable by which a pod sees these GPUs alone, unless `spec.env` has one of those that choose them."""
+    if not rocm:
+        return {} if "CUDA_VISIBLE_DEVICES" in own else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    if own & {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}:
+        return {}
+    return {"HIP_VISIBLE_DEVICES": ",".join(gpus) or "-1"}  # HIP takes an empty one for none, and shows all
 
 
 def gpus_of_node(gpus: tuple[str, ...], seat: int, seats: int, ranks: int, asked: int = 0) -> tuple[str, ...]:

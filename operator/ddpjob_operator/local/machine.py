@@ -43,16 +43,19 @@ _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 _INSTALL = "pip install 'ddpjob[cli,trainer]'"
 CGROUP = Path("/sys/fs/cgroup")
 DEVICES = Path("/dev")
+AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 
 
 def this_machine(shared: Path) -> Machine:
     """This machine, with `shared` in the place of the volume."""
+    rocm = _is_torch_for_amd()
     return Machine(
         host=socket.gethostname(),
         shared=shared,
         environ=dict(os.environ),
         cores=_cores(),
-        gpus=_gpus(),
+        gpus=_gpus_of_amd() if rocm else _gpus(),
+        rocm=rocm,
     )
 
 
@@ -196,11 +199,54 @@ def _gpus() -> tuple[str, ...]:
     """Those that CUDA would number here: what CUDA_VISIBLE_DEVICES leaves, else one for each device file. CUDA ends the
     list at the first entry that names no device, such as -1.
     """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = _chosen("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(takewhile(_DEVICE.fullmatch, (part.strip() for part in chosen.split(","))))
+        return chosen
     devices = [path for path in DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(index) for index in range(len(devices) or _gpus_of_windows()))
+
+
+def _chosen(variable: str) -> tuple[str, ...] | None:
+    """What this variable leaves, in its order; None if it is not set."""
+    value = os.environ.get(variable)
+    if value is None:
+        return None
+    return tuple(takewhile(_DEVICE.fullmatch, (part.strip() for part in value.split(","))))
+
+
+def _gpus_of_amd() -> tuple[str, ...]:
+    """Those that HIP would number here: it numbers anew those that ROCR_VISIBLE_DEVICES leaves."""
+    for variable in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        if (chosen := _chosen(variable)) is not None:
+            return chosen
+    left = _chosen("ROCR_VISIBLE_DEVICES")
+    return tuple(str(index) for index in range(_devices_of_amd() if left is None else len(left)))
+
+
+def _devices_of_amd() -> int:
+    """GPUs in the kernel's list whose device files are here: a container has the list of the whole machine."""
+    if not (DEVICES / "kfd").exists():
+        return 0
+    count = 0
+    for node in AMD_NODES.glob("*/properties"):
+        try:
+            found = re.search(r"^drm_render_minor (\d+)$", node.read_text(), re.MULTILINE)
+        except OSError:  # of a GPU that the control group of the container withholds
+            continue
+        count += found is not None and (DEVICES / "dri" / f"renderD{found[1]}").exists()
+    return count
+
+
+def _is_torch_for_amd() -> bool:
+    """Whether the torch that is installed is: by its file, as importing it takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        version = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return False
+    return re.search(r"^hip\b.*=\s*['\"]", version, re.MULTILINE) is not None
 
 
 def _gpus_of_windows() -> int:

@@ -248,6 +248,28 @@ def test_every_rank_has_a_gpu_of_its_own_or_none_has_one(
 
 
 @pytest.mark.parametrize(
+    ("own", "gpus", "rocm", "variable", "seen"),
+    [
+        ({}, ("1",), False, "CUDA_VISIBLE_DEVICES", "1"),
+        ({}, (), False, "CUDA_VISIBLE_DEVICES", ""),
+        ({}, ("1",), True, "HIP_VISIBLE_DEVICES", "1"),
+        ({}, (), True, "HIP_VISIBLE_DEVICES", "-1"),
+        ({"HIP_VISIBLE_DEVICES": "3"}, ("1",), True, "HIP_VISIBLE_DEVICES", "3"),
+        ({"ROCR_VISIBLE_DEVICES": "3"}, ("1",), True, "HIP_VISIBLE_DEVICES", "0,1"),
+    ],
+)
+def test_a_pod_sees_its_gpus_alone_unless_the_job_chooses_them(
+    own: dict[str, str], gpus: tuple[str, ...], rocm: bool, variable: str, seen: str
+) -> None:
+    shell = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "0,1"}
+    machine = replace(MACHINE, environ=shell, gpus=("0", "1"), rocm=rocm)
+    job = job_of({"env": [{"name": name, "value": value} for name, value in own.items()]})
+    manifest = build_pod(Admitted(job, Defaults()), Place(0, 0, ServiceView("10.0.0.1", 1)))
+    command = build_command(manifest, machine, ENDPOINTS, own=frozenset(own), gpus=gpus)
+    assert command.env[variable] == seen
+
+
+@pytest.mark.parametrize(
     ("count", "seat", "seats", "asked", "seen"),
     [
         (8, 0, 1, 4, ("0", "1", "2", "3")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import sys
@@ -167,6 +168,60 @@ def test_gpus_of_windows_are_those_that_nvidias_library_counts(
     for name in files:
         (tmp_path / name).touch()
     assert this_machine(tmp_path).gpus == gpus
+
+
+def amd_machine(folder: Path, monkeypatch: pytest.MonkeyPatch, hip: str = "'6.4.43482-0f2d60242'") -> None:
+    """A processor and three GPUs, of which a container has two; `hip` is what torch says that it is built for."""
+    torch, devices, nodes = folder / "torch", folder / "dev", folder / "nodes"
+    for directory in (torch, devices / "dri", *(nodes / str(index) for index in range(4))):
+        directory.mkdir(parents=True)
+    (torch / "version.py").write_text(f"cuda: Optional[str] = None\nhip: Optional[str] = {hip}\n")
+    for index, minor in enumerate((0, 128, 129, 130)):
+        (nodes / str(index) / "properties").write_text(f"simd_count 4\ndrm_render_minor {minor}\nvendor_id 4098\n")
+    for name in ("kfd", "dri/renderD128", "dri/renderD130", "dri/renderD131"):
+        (devices / name).touch()
+    monkeypatch.setattr("ddpjob_operator.local.machine.DEVICES", devices)
+    monkeypatch.setattr("ddpjob_operator.local.machine.AMD_NODES", nodes)
+    found = SimpleNamespace(origin=str(torch / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
+    for name in ("CUDA", "HIP", "ROCR"):
+        monkeypatch.delenv(f"{name}_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "gpus"),
+    [
+        ({}, ("0", "1")),
+        ({"HIP": "1"}, ("1",)),
+        ({"HIP": "0", "CUDA": "0,1"}, ("0",)),
+        ({"CUDA": "0,1"}, ("0", "1")),
+        ({"ROCR": "2,GPU-4b2c1a9f"}, ("0", "1")),
+        ({"ROCR": "1,2", "HIP": "1"}, ("1",)),
+        ({"HIP": ""}, ()),
+        ({"ROCR": ""}, ()),
+    ],
+)
+def test_gpus_of_amd_are_those_that_hip_sees(
+    chosen: dict[str, str], gpus: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amd_machine(tmp_path, monkeypatch)
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"{name}_VISIBLE_DEVICES", value)
+    machine = this_machine(tmp_path)
+    assert machine.rocm
+    assert machine.gpus == gpus
+
+
+def test_gpus_of_amd_are_none_for_another_torch_or_without_their_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    amd_machine(tmp_path / "cpu", monkeypatch, hip="None")
+    machine = this_machine(tmp_path)
+    assert (machine.rocm, machine.gpus) == (False, ())
+    amd_machine(tmp_path / "hip", monkeypatch)
+    (tmp_path / "hip" / "dev" / "kfd").unlink()
+    machine = this_machine(tmp_path)
+    assert (machine.rocm, machine.gpus) == (True, ())
 
 
 def test_fewer_gpus_than_a_rank_asks_for_are_announced(tmp_path: Path) -> None:
