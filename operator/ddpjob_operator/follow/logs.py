@@ -22,6 +22,7 @@ from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.lines import Line, SoFar, Wanted, is_wanted, last_of, nodes_without_log, parse_line, pods_of
 from ddpjob_operator.follow.outage import Patient
 from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.wire.jobs import parse_status
@@ -126,7 +127,7 @@ class JobLogs:
 
     async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
         """One pod's log to its end. A connection that breaks is made again, from the last line on; that is said once
-        until there is another line.
+        until there is another line. A log that may not be read is asked for once, and the job is followed without it.
         """
         query, so_far, said_at = self.wanted.query(), SoFar(), None
         begins_late = self.wanted.tail is not None and self.wanted.is_selective
@@ -148,6 +149,9 @@ class JobLogs:
             except _Absent:
                 return
             except ApiError as error:
+                if error.lacks_right:
+                    note(f"{pod.name}: {in_words(error)}; its log is not followed")
+                    return
                 if so_far.stamp != said_at:
                     said_at = so_far.stamp
                     note(f"{pod.name}: {error.message}; connecting again")
