@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddp_trainer.contract.environment import parse_pod
-from ddp_trainer.launch import attempt
+from ddp_trainer.launch import attempt, interface
 from ddp_trainer.launch.interface import gloo_interface, interface_to_name
 
 INTERFACES = (("lo", "127.0.0.1"), ("eth0", "10.0.0.7"), ("ib0", "192.168.4.7"))
@@ -54,6 +55,22 @@ def test_the_interface_with_an_address_is_found(monkeypatch: pytest.MonkeyPatch)
     assert found in {name for _, name in socket.if_nameindex()} - {"lo"}
     monkeypatch.setattr(socket, "gethostname", lambda: own)
     assert gloo_interface(own) is None
+
+
+def test_the_interface_with_an_address_of_ipv6_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only one that a node of such a cluster may have."""
+    file = tmp_path / "if_inet6"
+    file.write_text(
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fd000000000000000000000000000007 02 40 00 80     eth0\n"
+        "fe800000000000000042acfffe110002 02 40 20 80     eth0\n"
+        "fd0000000000000000000000000000a7 03 40 00 80 ibp12s0f0\n"
+    )
+    monkeypatch.setattr(interface, "_IPV6", file)
+    monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
+    assert [gloo_interface(address) for address in ("fd00::7", "fd00::a7", "fd00::8")] == ["eth0", "ibp12s0f0", None]
+    file.unlink()
+    assert gloo_interface("fd00::7") is None
 
 
 def test_torchrun_and_its_ranks_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,10 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+_IPV6 = Path("/proc/net/if_inet6")
+"""Address in hexadecimal digits, index, prefix, scope, flags and name, a line for each address of IPv6."""
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 16
 
@@ -66,3 +69,7 @@ def _interfaces() -> Iterator[tuple[str, str]]:
             except OSError:
                 continue  # it has no address of IPv4
             yield name, socket.inet_ntoa(answer[20:24])
+    if _IPV6.exists():
+        for line in _IPV6.read_text().splitlines():
+            fields = line.split()
+            yield fields[-1], str(ipaddress.IPv6Address(bytes.fromhex(fields[0])))
