@@ -62,7 +62,11 @@ class VolumeLogs:
                 raise
         attempt = job.status.attempt if self.wanted.attempt is None else self.wanted.attempt
         manifest = build_volume_pod(job, used, _command(job.name, self.wanted, attempt))
-        async with aclosing(self._read(manifest, claim_of(job), job.spec.ranks_per_node)) as lines:
+        advice = FREE
+        # with the scope Job its logs are not where --claim looks
+        if "nodeSelector" in manifest["spec"] and job.spec.shared.scope != "Job":
+            advice += f"; another node may read it: ddpjob logs {job.name} --claim {claim_of(job)}"
+        async with aclosing(self._read(manifest, claim_of(job), job.spec.ranks_per_node, advice)) as lines:
             async for line in lines:
                 yield line
 
@@ -71,14 +75,16 @@ class VolumeLogs:
         found = await read_claim(self.client, self.namespace, claim or pvc_name(name))
         command = _command(name, self.wanted, self.wanted.attempt)
         manifest = build_claim_pod(found, self.image or image_with(found, name), command)
-        async with aclosing(self._read(manifest, found["metadata"]["name"], None)) as lines:
+        async with aclosing(self._read(manifest, found["metadata"]["name"], None, FREE)) as lines:
             async for line in lines:
                 yield line
 
-    async def _read(self, manifest: Json, claim: str, ranks_per_node: int | None) -> AsyncGenerator[Line, None]:
+    async def _read(
+        self, manifest: Json, claim: str, ranks_per_node: int | None, advice: str
+    ) -> AsyncGenerator[Line, None]:
         self.note(f"a short-lived pod reads the logs from the volume, claim {claim}; Ctrl-C deletes it")
         is_shown, other = False, ""
-        async with started_pod(self.client, self.namespace, manifest, FREE, self.note) as path:
+        async with started_pod(self.client, self.namespace, manifest, advice, self.note) as path:
             async with aclosing(log_of(self.client, path, _ROLE)) as texts:
                 async for text in texts:
                     if found := _LINE.match(text):

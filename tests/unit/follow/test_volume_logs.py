@@ -220,3 +220,35 @@ async def test_who_stops_it_reads_that_the_pod_is_deleted(monkeypatch: pytest.Mo
         await of_job(api)
     assert api.deleted == 1
     assert api.notes[-1] == "stopped; pod digits-logs-00 is deleted"
+
+
+@pytest.mark.parametrize(
+    ("spec", "advice"),
+    [
+        ({}, "and try again$"),
+        ({"podTemplate": {"spec": {"nodeSelector": {"pool": "gpu"}}}}, "ddpjob logs digits --claim digits-shared$"),
+        (
+            {
+                "podTemplate": {"spec": {"nodeSelector": {"pool": "gpu"}}},
+                "shared": {"claimName": "team", "scope": "Job"},
+            },
+            "and try again$",
+        ),
+    ],
+)
+async def test_where_the_nodes_of_the_job_are_full_another_way_to_its_logs_is_named(
+    spec: dict[str, Any], advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod that reads the volume goes to these nodes, of which a cluster may have none but for jobs."""
+
+    class Waits(Api):
+        async def get(self, path: str, resource: str) -> dict[str, Any]:
+            if resource == "pods":
+                return {"metadata": {"name": "x", "uid": "x"}, "status": {"phase": "Pending"}}
+            return await super().get(path, resource)
+
+    monkeypatch.setattr(volume_pod, "SECONDS_TO_START", 0.0)
+    api = Waits(claim())
+    with pytest.raises(ApiError, match=advice):
+        _ = [line async for line in logs(api).of_job(JOB | {"spec": spec}, [])]
+    assert api.deleted == 1

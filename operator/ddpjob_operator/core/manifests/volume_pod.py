@@ -24,7 +24,8 @@ _FROM_TEMPLATE = (
     "tolerations",
 )  # fmt: skip
 """What it takes from the podTemplate: without it, it could not read the volume, or not pull the image. What webhooks
-inject, such as the proxy that mounts a bucket, logs in with the account.
+inject, such as the proxy that mounts a bucket, logs in with the account. The scheduler knows where the volume can be,
+and not on which nodes its driver runs, nor for which processors the image is: nodes of the job are known to be right.
 """
 _MEMORY = "1Gi"
 """Enough where files are read in pieces."""
