@@ -20,6 +20,7 @@ from ddpjob_operator.core.gang.problems import GATED
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import in_words
+from ddpjob_operator.core.values.names import LABEL_JOB
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.pace import pace_of
 from ddpjob_operator.follow.queued import Queued
@@ -116,9 +117,16 @@ def _deleted(seen: Seen) -> Answer:
         "foreground deletion: the job goes when all pods and whatever else it owns are gone" if foreground else "",
         f"finalizers: {others}; each is removed by whatever has set it" if others else "",
     )
+    # the garbage collector leaves them alone as long as their owner is there, unless it is deleted in the foreground
+    stay = bool(others) and not foreground and any(not pod.deleting for pod in seen.pods)
+    to_end = f"The pods stay until the job is gone. To end them now: kubectl delete pods -l {LABEL_JOB}={seen.name}"
     return Answer(
         f"{seen.name}: its deletion was asked for {_ago(seen.deleted, seen.now)} ago",
-        (*_section("Waits for", *held), *_section("Pods that are left", *_by_state(seen.pods))),
+        (
+            *_section("Waits for", *held),
+            *_section("Pods that are left", *_by_state(seen.pods)),
+            *((_todo(to_end),) if stay else ()),
+        ),
     )
 
 
