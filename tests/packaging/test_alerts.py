@@ -145,8 +145,10 @@ FAULTS = (
     Case("no replica leads", OPERATOR | {'ddpjob_operator_leader{pod="operator-0"}': "1x20 0x300"},
          "DDPJobOperatorDown", {}),
     Case("no replica leads in one of two clusters", in_cluster("a", OPERATOR | SHARDS) | in_cluster(
-         "b", OPERATOR | SHARDS | {'ddpjob_operator_leader{pod="operator-0"}': "1x20 0x300"}),
+         "b", OPERATOR | {'ddpjob_operator_leader{pod="operator-0"}': "1x20 0x300"}),
          "DDPJobOperatorDown", {"cluster": "b"}),
+    Case("one of the operators of two clusters is gone", in_cluster("a", OPERATOR | SHARDS) | in_cluster(
+         "b", {'ddpjob_operator_leader{pod="operator-0"}': "1x20 _x300"}), "DDPJobOperatorDown", {"cluster": "b"}),
     Case("no step in one of two clusters that have a job of this name", in_cluster("a", OPERATOR | SHARDS | JOB)
          | in_cluster("b", OPERATOR | SHARDS | JOB | STUCK | series("ddpjob_rank", "0+60x300")), "DDPJobStalled",
          {"cluster": "b", "namespace": "team", "ddpjob": "digits"}),
