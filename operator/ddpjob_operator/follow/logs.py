@@ -49,6 +49,8 @@ class JobLogs:
     """Bytes of memory for the lines that there are now, of all pods together: earlier ones of a pod are left out."""
     _newest: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The stamp of the newest line by the uid of its pod, also of one that is not wanted."""
+    _refused: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """The uids of pods whose logs may not be read."""
 
     async def now(self, note: Callable[[str], None] = lambda _: None) -> AsyncIterator[Line]:
         """Every line that the pods have now, by time; then a note if some of the job's nodes have none any more."""
@@ -150,7 +152,9 @@ class JobLogs:
                 return
             except ApiError as error:
                 if error.lacks_right:
-                    note(f"{pod.name}: {in_words(error)}; its log is not followed")
+                    if not self._refused:
+                        note(f"{in_words(error)}; logs that may not be read are not followed")
+                    self._refused.add(pod.uid)
                     return
                 if so_far.stamp != said_at:
                     said_at = so_far.stamp

@@ -369,7 +369,7 @@ def test_an_outage_of_the_api_server_does_not_end_the_following() -> None:
     assert (succeeded, lines, notes) == (True, ["step 1", "step 2"], ["connection reset by peer; trying again"])
 
 
-def test_a_log_that_may_not_be_read_is_asked_for_once_and_the_job_is_followed_to_its_end() -> None:
+def test_logs_that_may_not_be_read_are_asked_for_once_and_the_job_is_followed_to_its_end() -> None:
     refusal = 'pods "digits-0-0" is forbidden: User "ann" cannot get resource "pods/log" in API group ""'
     asked = list[float]()
 
@@ -379,14 +379,14 @@ def test_a_log_that_may_not_be_read_is_asked_for_once_and_the_job_is_followed_to
             raise ApiError(403, "Forbidden", refusal)
         yield ""
 
-    pods = [(0, [json_pod(0, 0), json_pod(0, 1)])]
-    logs: dict[str, Log] = {"digits-0-0": refused, "digits-0-1": log((9, "step 1"))}
+    pods = [(0, [json_pod(0, 0), json_pod(0, 1), json_pod(0, 2)])]
+    logs: dict[str, Log] = {"digits-0-0": refused, "digits-0-1": refused, "digits-0-2": log((9, "step 1"))}
     job = [(0, 0, "Running"), (100, 0, "Succeeded")]
     succeeded, seconds_spent, lines, notes = Following(job, pods, logs).follow()
-    assert (succeeded, lines, asked) == (True, ["step 1"], [0])
+    assert (succeeded, lines, asked) == (True, ["step 1"], [0, 0])
     assert 100 <= seconds_spent < 110
     what_to_do = "ask for the role view or edit, or name your own namespace with --namespace"
-    assert notes == [f"digits-0-0: {refusal}; {what_to_do}; its log is not followed"]
+    assert notes == [f"{refusal}; {what_to_do}; logs that may not be read are not followed"]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("2h", 7200)])
