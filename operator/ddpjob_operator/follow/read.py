@@ -96,6 +96,7 @@ def seen_of(job: Json, pods: Iterable[Json], events: Iterable[EventView], now: d
         now=now,
         deleted=parse_time(job["metadata"].get("deletionTimestamp")),
         finalizers=tuple(job["metadata"].get("finalizers") or ()),
+        namespace=job["metadata"].get("namespace") or "",
     )
 
 

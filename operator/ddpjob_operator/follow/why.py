@@ -65,6 +65,8 @@ class Seen:
     """When its deletion was asked for, while something holds it."""
     finalizers: tuple[str, ...] = ()
     """What does."""
+    namespace: str = ""
+    """Empty for a run on a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +120,15 @@ def _deleted(seen: Seen) -> Answer:
         f"finalizers: {others}; each is removed by whatever has set it" if others else "",
     )
     # the garbage collector leaves them alone as long as their owner is there, unless it is deleted in the foreground
-    stay = bool(others) and not foreground and any(not pod.deleting for pod in seen.pods)
-    to_end = f"The pods stay until the job is gone. To end them now: kubectl delete pods -l {LABEL_JOB}={seen.name}"
+    stay = bool(others) and not foreground and any(not (pod.deleting or pod.ended) for pod in seen.pods)
+    place = f" -n {seen.namespace}" if seen.namespace else ""  # in another one it would end pods of another job
+    command = f"kubectl delete pods{place} -l {LABEL_JOB}={seen.name}"
     return Answer(
         f"{seen.name}: its deletion was asked for {_ago(seen.deleted, seen.now)} ago",
         (
             *_section("Waits for", *held),
             *_section("Pods that are left", *_by_state(seen.pods)),
-            *((_todo(to_end),) if stay else ()),
+            *((_todo(f"The pods stay until the job is gone. To end them now: {command}"),) if stay else ()),
         ),
     )
 

@@ -87,20 +87,22 @@ def test_a_job_that_is_being_deleted_says_what_holds_it_and_nothing_of_its_phase
 
 
 @pytest.mark.parametrize(
-    ("finalizers", "is_deleting", "said"),
+    ("finalizers", "phase", "is_deleting", "said"),
     [
-        (("example.com/hold",), False, True),
-        (("example.com/hold",), True, False),
-        (("foregroundDeletion", "example.com/hold"), False, False),
-        (("foregroundDeletion",), False, False),
+        (("example.com/hold",), PodPhase.RUNNING, False, True),
+        (("example.com/hold",), PodPhase.RUNNING, True, False),
+        (("example.com/hold",), PodPhase.SUCCEEDED, False, False),
+        (("foregroundDeletion", "example.com/hold"), PodPhase.RUNNING, False, False),
+        (("foregroundDeletion",), PodPhase.RUNNING, False, False),
     ],
 )
 def test_pods_that_run_on_while_a_finalizer_holds_the_deleted_job_can_be_ended(
-    finalizers: tuple[str, ...], is_deleting: bool, said: bool
+    finalizers: tuple[str, ...], phase: PodPhase, is_deleting: bool, said: bool
 ) -> None:
-    pod = PodView("digits-0-0", "a", 0, 0, PodPhase.RUNNING, ready=True, deleting=is_deleting, node_name="worker-1")
-    held = replace(seen(pod, phase="Running"), deleted=NOW - timedelta(minutes=5), finalizers=finalizers)
-    command = "kubectl delete pods -l training.ddpjob.io/job=digits"
+    pod = PodView("digits-0-0", "a", 0, 0, phase, ready=True, deleting=is_deleting, node_name="worker-1")
+    deleted = NOW - timedelta(minutes=5)
+    held = replace(seen(pod, phase="Running"), deleted=deleted, finalizers=finalizers, namespace="ml")
+    command = "kubectl delete pods -n ml -l training.ddpjob.io/job=digits"
     assert (command in why(held).text()) is said
 
 
