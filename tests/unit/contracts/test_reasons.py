@@ -29,15 +29,15 @@ WRITERS = (
 
 KUBERNETES = frozenset([
     "Always", "AppArmor", "Background", "Capabilities", "ClusterFirstWithHostNet", "ClusterIP", "ContainerCreating",
-    "ContainerStatusUnknown", "ContainersReady", "Coscheduling", "Default", "DeleteOptions",
-    "DisruptionTarget", "Egress", "Exists", "FailedScheduling",
+    "ContainerStatusUnknown", "ContainersReady", "Coscheduling", "DNSConfigForming", "Default", "DeleteOptions",
+    "DisruptionTarget", "Egress", "Exists", "FailedScheduling", "FailedToRetrieveImagePullSecret",
     "False", "File", "HostProcess", "ImagePullBackOff", "In", "Ingress", "Kueue", "Localhost", "Memory",
     "NetworkPolicy", "Never", "NoExecute", "NoSchedule", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim",
-    "Pod", "PodGroup",
+    "Pod", "PodGroup", "PolicyViolation",
     "PodInitializing", "PodScheduled", "Ready", "RuntimeDefault", "SELinux", "ScheduleAnyway", "Seccomp", "Service",
     "Sysctls", "TaintToleration", "TerminatedByKueue", "TerminationTarget", "True", "Volcano", "Warning",
 ])  # fmt: skip
-"""Kinds, fields and values of Kubernetes that are no reasons of ours."""
+"""Kinds, fields and values of Kubernetes, and of Kyverno, that are no reasons of ours."""
 
 OTHER = frozenset([
     "All", "Any", "Claim", "DistNetworkError", "Ei", "ExcludeNode", "Fail", "FirstNode", "Gang", "Gi", "Job", "Ki",
