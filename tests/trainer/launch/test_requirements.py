@@ -305,6 +305,26 @@ def test_the_wait_for_node_rank_0_ends_when_there_is_no_point_in_it(required) ->
         packages(replace(required("greeting"), node_rank=1), lambda seconds: False)
 
 
+def test_a_node_of_another_image_or_cpu_than_node_rank_0_does_not_wait_for_ever(required, monkeypatch) -> None:
+    def stops(*_: object) -> None:
+        raise Interrupted
+
+    first = required("greeting")
+    second = replace(first, node_rank=1)
+    monkeypatch.setattr(requirements, "_install", stops)
+    with pytest.raises(Interrupted):
+        packages(first, go_on)
+    with pytest.raises(Interrupted):  # of the same image: it waits
+        packages(second, lambda seconds: False)
+    monkeypatch.setattr(requirements, "environment_key", lambda *_: "f" * 32)
+    says = r"^node rank 0 has another environment for requirements.txt than this node \(\S+\) needs, so their images or"
+    with pytest.raises(UserError, match=says):
+        packages(second, go_on)
+    for other in (replace(second, attempt=1), replace(second, uid="of an earlier job"), replace(second, live=True)):
+        with pytest.raises(Interrupted):
+            packages(other, lambda seconds: False)
+
+
 @pytest.mark.processes
 def test_an_environment_is_on_the_disk_before_it_has_its_name(required, tmp_path, monkeypatch) -> None:
     synced: list[Path] = []

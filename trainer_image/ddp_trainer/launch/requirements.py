@@ -54,6 +54,8 @@ SAY_SECONDS: Final = 30.0
 RELAY_SECONDS: Final = 5.0
 """How long a process that pip has left may keep its output open."""
 MARKER: Final = "ddpjob.json"
+FIRST_NODE: Final = "first-node.json"
+"""In `work/.<job>`: which environment node rank 0 of an attempt has, or makes."""
 VERSION: Final = 1
 
 _PINNED: Final = ("torch", "numpy")
@@ -94,13 +96,17 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     source = read_requirements(tree, path)
     pins = {name: version for name in _PINNED if (version := _version(name)) is not None}
     env = pod.shared / "envs" / environment_key(source, pod.code.sha256, image_packages(sys.path[1:]))
+    if pod.node_rank == 0:
+        with contextlib.suppress(OSError):  # the others then wait, whatever they need
+            chosen = {"uid": pod.uid, "attempt": pod.attempt, "key": env.name}
+            write_json(pod.shared / "work" / f".{pod.job}" / FIRST_NODE, chosen)
     mark_used(env)
     if is_ready(env):
         log(f"{path}: installed already, envs/{env.name}")
     elif pod.node_rank == 0:
         _install(env, tree, pod.shared / "work" / pod.job, path, pins, pause)
     else:
-        _await(env, path, pause)
+        _await(env, path, pod, pause)
     _record(pod.shared / "work" / f".{pod.job}" / PACKAGES, env)
     return site_packages(env)
 
@@ -308,16 +314,32 @@ def _relay(stream: IO[str], tree: str, lines: deque[str]) -> None:
             sys.stderr.flush()
 
 
-def _await(env: Path, path: str, pause: Pause) -> None:
+def _await(env: Path, path: str, pod: PodEnvironment, pause: Pause) -> None:
     began = said = time.monotonic()
     log(f"waiting for node rank 0 to install {path} as envs/{env.name}")
     while not is_ready(env):
+        _refuse_another(env, path, pod)
         if not pause(POLL_SECONDS):
             raise Interrupted
         now = time.monotonic()
         if now - said >= SAY_SECONDS:
             said = now
             log(f"still waiting for node rank 0 to install {path} as envs/{env.name}, for {now - began:.0f} s")
+
+
+def _refuse_another(env: Path, path: str, pod: PodEnvironment) -> None:
+    """Raises UserError if node rank 0 of this attempt has another environment: the one that is waited for never comes.
+    With live recovery, another pod may have become node rank 0 in the same attempt.
+    """
+    chosen = read_json(pod.shared / "work" / f".{pod.job}" / FIRST_NODE) or {}
+    is_of_attempt = (chosen.get("uid"), chosen.get("attempt")) == (pod.uid, pod.attempt)
+    if pod.live or not is_of_attempt or chosen.get("key") == env.name:
+        return
+    raise UserError(
+        f"node rank 0 has another environment for {path} than this node ({sysconfig.get_platform()}) needs, so their "
+        "images or their CPUs differ; name the image by its digest, as a node may have an older one of the same tag, "
+        "and where nodes are of several architectures, set placement.topologyKey: kubernetes.io/arch"
+    )
 
 
 def _words(line: str) -> list[str]:
