@@ -34,8 +34,9 @@ KUBERNETES = frozenset([
     "False", "File", "HostProcess", "ImagePullBackOff", "In", "Ingress", "Kueue", "Localhost", "Memory",
     "NetworkPolicy", "Never", "NoExecute", "NoSchedule", "Normal", "NotIn", "OnRootMismatch", "PersistentVolumeClaim",
     "Pod", "PodGroup", "PolicyViolation",
-    "PodInitializing", "PodScheduled", "Ready", "RuntimeDefault", "SELinux", "ScheduleAnyway", "Seccomp", "Service",
-    "Sysctls", "TaintToleration", "TerminatedByKueue", "TerminationTarget", "True", "Volcano", "Warning",
+    "PodInitializing", "PodScheduled", "Ready", "RegistryUnavailable", "RuntimeDefault", "SELinux", "ScheduleAnyway",
+    "Seccomp", "Service", "SignatureValidationFailed", "Sysctls", "TaintToleration", "TerminatedByKueue",
+    "TerminationTarget", "True", "Volcano", "Warning",
 ])  # fmt: skip
 """Kinds, fields and values of Kubernetes, and of Kyverno, that are no reasons of ours."""
 

@@ -45,8 +45,10 @@ GATED = "SchedulingGated"
 """A pod that a queue holds back (KEP-3521). It waits, and nothing is wrong."""
 
 
-_SAME = {"ImagePullBackOff": "ErrImagePull"}
-"""The kubelet reports one problem under two names by turns; following it would be a write each time."""
+_SAME = dict.fromkeys(("ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed"), "ErrImagePull")
+"""The kubelet reports one problem under two names by turns; following it would be a write each time. With CRI-O, the
+first one may be of a registry that does not answer, or of a signature that does not fit.
+"""
 
 
 _WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)

@@ -279,15 +279,16 @@ def test_trouble_names_the_pod_the_words_of_the_kubelet_and_what_to_do() -> None
     assert found.message.startswith("pod digits-0-1: not found. The image cannot be pulled: check")
 
 
-def test_an_image_that_cannot_be_pulled_is_one_write_however_often_the_kubelet_tries() -> None:
+@pytest.mark.parametrize("reason", ["ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed"])
+def test_an_image_that_cannot_be_pulled_is_one_write_however_often_the_kubelet_tries(reason: str) -> None:
     back_off = make_pod(1, "Pending", reason="ImagePullBackOff", message="Back-off pulling image")
     status, written = LASTING, set()
-    for pod in (NO_IMAGE, back_off) * 5:
+    for pod in (replace(NO_IMAGE, reason=reason), back_off) * 5:
         found = startup_problem(at(make_job(status)), (pod,))
         assert found is not None
         status = degraded(found, status)
-        written.add(found.message)
-    assert len(written) == 1
+        written.add(f"{found.reason}: {found.message}")
+    assert [said.partition(":")[0] for said in written] == ["ErrImagePull"]
 
 
 def test_trouble_that_was_said_is_not_taken_back_by_a_clock_that_is_set_back() -> None:
