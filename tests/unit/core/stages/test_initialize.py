@@ -466,6 +466,20 @@ def test_the_pod_takes_none_of_the_devices_that_the_gang_claims() -> None:
 
 
 @pytest.mark.parametrize(
+    "of_gang",
+    [
+        {"resources": {"requests": {"cpu": "64", "memory": "512Gi"}}},
+        {"schedulingGroup": {"podGroupName": "digits"}},
+        {"workloadRef": {"name": "digits", "podGroup": "ranks"}},
+    ],
+    ids=["resources of a pod as a whole", "a group", "a group of Kubernetes 1.35"],
+)
+def test_the_pod_asks_for_nothing_that_is_for_the_gang_as_pods(of_gang: dict[str, Any]) -> None:
+    """It would need a whole node for a download, or wait for pods that wait for it."""
+    assert not of_gang.keys() & built(podTemplate={"spec": of_gang})["spec"].keys()
+
+
+@pytest.mark.parametrize(
     ("limits", "kept"),
     [
         ({"nvidia.com/gpu": 8, "openshift.io/mlnx": 8}, False),
