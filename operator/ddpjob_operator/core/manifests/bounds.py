@@ -67,12 +67,17 @@ def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
     return replace(job, spec=clamped, rejected_edit=job.rejected_edit or Problem(BEYOND, said))
 
 
-def with_default_resources(container: Manifest, defaults: Mapping[str, Mapping[str, Any]]) -> Manifest:
-    """A container with the default of each resource that it does not mention at all."""
+def with_default_resources(
+    container: Manifest, defaults: Mapping[str, Mapping[str, Any]], of_pod: Any = None
+) -> Manifest:
+    """A container with the default of each resource that neither it mentions at all nor `of_pod`, the resources of its
+    pod as a whole (KEP-2837), which a container may not exceed.
+    """
     given = container.get("resources") or {}
     if not defaults or not isinstance(given, dict):
         return container
-    mentioned = {name for kind in given.values() if isinstance(kind, dict) for name in kind}
+    kinds = (kind for each in (given, of_pod) if isinstance(each, dict) for kind in each.values())
+    mentioned = {name for kind in kinds if isinstance(kind, dict) for name in kind}
     filled = dict(given)
     for kind, quantities in defaults.items():
         missing = {name: value for name, value in quantities.items() if name not in mentioned}

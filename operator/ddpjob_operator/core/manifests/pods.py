@@ -130,7 +130,9 @@ def build_pod(admitted: Admitted, place: Place) -> Manifest:
     spec = merge(_default_pod_spec(job, attempt), (template.spec if template else None) or {})
     spec = merge(spec, _owned_pod_spec(job, defaults, environment(job, place)))
     spec["containers"] = [
-        with_default_resources(item, defaults.resources) if item["name"] == TRAINER_CONTAINER else item
+        with_default_resources(item, defaults.resources, spec.get("resources"))
+        if item["name"] == TRAINER_CONTAINER
+        else item
         for item in spec["containers"]
     ]
     spec = confined(job, spec)

@@ -285,6 +285,13 @@ def test_a_resource_that_a_job_does_not_mention_has_its_default(given: Any, fill
     assert with_default_resources({"name": "trainer", "resources": given}, DEFAULT)["resources"] == filled
 
 
+def test_a_resource_of_the_pod_as_a_whole_has_no_default() -> None:
+    """The API server refuses a container whose limit is beyond that of its pod."""
+    job = make_job(**template(resources={"limits": {"memory": "1Gi"}, "requests": None}))
+    (trainer,) = build_pod(admitted(job, Defaults(resources=DEFAULT)), PLACE)["spec"]["containers"]
+    assert trainer["resources"] == {"requests": {"cpu": "1"}}
+
+
 @pytest.mark.parametrize("spec", [{}, template(container(limits={"memory": "9Gi"})), {"resources": GPUS}], ids=str)
 def test_defaults_reach_the_trainer_alone(spec: dict[str, Any]) -> None:
     defaults = Defaults(resources={"limits": {"memory": "2Gi"}})
