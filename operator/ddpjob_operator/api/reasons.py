@@ -249,6 +249,7 @@ FAILURES = (
         "The kubelet did not admit the pod: no free GPU, or other resource that the message names. A disruption.",
         "Training resumes.",
     ),
+    Reason("NodePorts", "", "The kubelet did not admit the pod: a port is taken. A disruption.", "Training resumes."),
     Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
     Reason("InitContainerFailed", "", "An init container failed, of podTemplate or an injected one."),
     Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),

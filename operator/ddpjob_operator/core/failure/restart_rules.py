@@ -44,6 +44,7 @@ DISRUPTIONS = frozenset(
         "OutOfmemory",
         "OutOfpods",
         OUT_OF_RESOURCE,
+        "NodePorts",  # as full for a pod on the host's network: one that has just ended there still has the ports
         STATUS_RESTORED,  # a backup of the cluster, which knows less than the volume
     }
 )
