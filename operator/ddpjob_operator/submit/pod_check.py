@@ -20,7 +20,7 @@ _TEMPLATE = "spec.podTemplate.spec"
 _CHOICES = {
     ("Container", "imagePullPolicy"): ("Always", "IfNotPresent", "Never"),
     ("Toleration", "effect"): ("NoSchedule", "PreferNoSchedule", "NoExecute"),
-    ("Toleration", "operator"): ("Exists", "Equal"),
+    ("Toleration", "operator"): ("Exists", "Equal", "Lt", "Gt"),
     ("NodeSelectorRequirement", "operator"): ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"),
     ("PodSpec", "dnsPolicy"): ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"),
 }

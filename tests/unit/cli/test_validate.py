@@ -118,7 +118,7 @@ def test_a_mistake_beyond_the_schema_is_named_with_field_value_and_fix(
         template(
             nodeSelector={"pool": "gpu"},
             dnsPolicy="",
-            tolerations=[{"operator": "Exists", "effect": ""}],
+            tolerations=[{"operator": "Exists", "effect": ""}, {"key": "sla", "operator": "Gt", "value": "900"}],
             volumes=[{"name": "cache", "emptyDir": {"medium": "Memory", "sizeLimit": "1.5Gi"}}],
             containers=[
                 {"name": "trainer", "volumeMounts": [{"name": "cache", "mountPath": "/cache"}]},
