@@ -542,6 +542,13 @@ _PROGRAM = (
         "",
     ),
     Symptom(
+        r"mount_attr_idmap|support idmap mounts",
+        "StartError",
+        "User namespaces (hostUsers: false) need idmapped mounts, which the file system of a volume lacks, as NFS "
+        "does: leave hostUsers out of podTemplate, or use another volume.",
+        of=GENERAL | {"StartError", "ContainerCannotRun", "RunContainerError"},
+    ),
+    Symptom(
         r"executable file not found|no such file or directory: unknown|exec format error",
         "StartError",
         "The image cannot run the trainer: it needs python in PATH, and must be built for the node's CPU architecture.",

@@ -18,6 +18,12 @@ from ddpjob_operator.core.failure.diagnosis import ADVICE, DETERMINISTIC, NODE_S
 from ddpjob_operator.core.failure.symptoms import SYMPTOMS, Symptom, recognise
 from ddpjob_operator.core.values.trainer_report import TerminationReport
 
+NO_IDMAP = (
+    "pod digits-0-0 exited with code 128: failed to create containerd task: failed to create shim task: OCI runtime "
+    "create failed: runc create failed: unable to start container process: error during container init: failed to "
+    "fulfil mount request: failed to set MOUNT_ATTR_IDMAP on /var/lib/kubelet/pods/0b0c/volumes/kubernetes.io~nfs/pv: "
+    "invalid argument (maybe the filesystem used doesn't support idmap mounts on this kernel?): unknown"
+)
 NCCL_FILE = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77"
 
 
@@ -285,6 +291,7 @@ CASES = [
         'failed to create containerd task: exec: "python": executable file not found in $PATH: unknown',
         "StartError",
     ),
+    case("runc with user namespaces", "StartError", NO_IDMAP, "StartError"),
     case("requests", "AccessDenied", "401 Client Error: Unauthorized for url: https://models.example/gated"),
     case("pip", "NetworkError", "r.txt was not installed, since the package index answers with 524 Server Error; if"),
     case("requests", "NetworkError", "503 Server Error: Service Unavailable for url: https://data.example/x.tar"),
@@ -461,6 +468,12 @@ def test_a_failure_is_known_by_its_words(raw: str, text: str, reason: str) -> No
     found = diagnose(Failure(raw, text, Retry.YES))
     assert found.reason == reason
     assert found.advice
+
+
+def test_a_volume_that_user_namespaces_cannot_use_is_not_blamed_on_the_image() -> None:
+    advice = diagnose(Failure("StartError", NO_IDMAP, Retry.YES)).advice
+    assert "hostUsers: false" in advice
+    assert "image" not in advice
 
 
 def test_the_exception_of_a_report_is_read_where_the_message_was_cut() -> None:
