@@ -101,6 +101,13 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         r"",
         "Check whether the storage server responds, and whether the node can mount this type of volume.",
     ),
+    (
+        "FailedAttachVolume",
+        r"multi-attach",
+        "One node at a time can use this volume, and another one has it. If that is lost for good, delete its Node "
+        "object; if it is shut down, taint it node.kubernetes.io/out-of-service=nodeshutdown:NoExecute until it is "
+        "back.",
+    ),
     ("FailedAttachVolume", r"", "Check whether another node still has the volume attached, and the CSI driver."),
     ("FailedCreatePodSandBox", r"", "Check the node's network plugin (CNI) and container runtime."),
     ("InvalidImageName", r"", "Correct the image name."),

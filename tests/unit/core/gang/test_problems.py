@@ -123,6 +123,12 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
         ("CreateContainerConfigError", 'configmap "code" not found', "Create it in the job's namespace"),
         ("CreateContainerConfigError", "couldn't find key a in Secret b/c", "Add the key"),
         ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "non-root"),
+        (
+            "FailedAttachVolume",
+            'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) digits-0-0',
+            "out-of-service",
+        ),
+        ("FailedAttachVolume", 'AttachVolume.Attach failed for volume "pvc-1" : timed out', "CSI driver"),
         ("InvalidImageName", "couldn't parse image reference", "Correct the image name"),
         ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it"),
         ("AdmissionDenied", 'admission webhook "a" denied the request: no', "policy"),
