@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from subprocess import run
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 from tests.support.waiting import eventually
@@ -28,7 +29,7 @@ from tests.support.wheels import wheel
 from tests.trainer.launch.submitted import submitted
 
 from ddp_trainer.contract import processes
-from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode
+from ddp_trainer.contract.environment import PodEnvironment, SubmittedCode, Target
 from ddp_trainer.contract.exit_codes import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER, UserError
 from ddp_trainer.launch import requirements
 from ddp_trainer.launch.code import put_code
@@ -41,7 +42,9 @@ from ddp_trainer.launch.pip_output import (
     unreachable,
     without_secrets,
 )
+from ddp_trainer.launch.pod import Pod
 from ddp_trainer.launch.requirements import (
+    AnotherEnvironment,
     Interrupted,
     environment_key,
     image_packages,
@@ -318,11 +321,21 @@ def test_a_node_of_another_image_or_cpu_than_node_rank_0_does_not_wait_for_ever(
         packages(second, lambda seconds: False)
     monkeypatch.setattr(requirements, "environment_key", lambda *_: "f" * 32)
     says = r"^node rank 0 has another environment for requirements.txt than this node \(\S+\) needs, so their images or"
-    with pytest.raises(UserError, match=says):
-        packages(second, go_on)
+    with pytest.raises(AnotherEnvironment, match=says):
+        packages(second, lambda seconds: False)
     for other in (replace(second, attempt=1), replace(second, uid="of an earlier job"), replace(second, live=True)):
         with pytest.raises(Interrupted):
             packages(other, lambda seconds: False)
+
+
+def test_a_new_node_is_compared_with_a_node_rank_0_that_stayed_for_a_later_attempt(required) -> None:
+    """With restarts in place: it may have a newer image of the same tag."""
+    first = replace(required("greeting"), attempt=3)
+    stop: Any = None  # nothing waits
+    kept = replace(first, site_packages=site_packages(first.shared / "envs" / ("a" * 32)))
+    assert Pod(kept, Target("script", "train.py", ()), None, stop, 0.0)._have_packages("requirements.txt") is None
+    with pytest.raises(AnotherEnvironment):
+        packages(replace(first, node_rank=1), lambda seconds: False)
 
 
 @pytest.mark.processes

@@ -124,7 +124,7 @@ class Pod:
         """The same in the place that this pod has."""
         if self._pod.node_rank is None:
             return self._as_spare()
-        if self._pod.code is not None and self._pod.code.requirements is not None and self._pod.site_packages is None:
+        if self._pod.code is not None and self._pod.code.requirements is not None:
             instead = self._have_packages(self._pod.code.requirements)
             if instead is not None:
                 return instead
@@ -138,8 +138,11 @@ class Pod:
         """Have them installed, by node rank 0 for all. What follows instead of the attempt, if it cannot begin."""
         from ddp_trainer.launch.code import volume_failure
         from ddp_trainer.launch.pip_output import NotInstalled
-        from ddp_trainer.launch.requirements import Interrupted, packages
+        from ddp_trainer.launch.requirements import Interrupted, note_for_others, packages
 
+        if self._pod.site_packages is not None:  # of an earlier attempt
+            note_for_others(self._pod, self._pod.site_packages)
+            return None
         self._view = _View(self._pod, time.time(), idle=REQUIREMENTS)
         path = self._pod.termination_log
         while self._pod.site_packages is None:

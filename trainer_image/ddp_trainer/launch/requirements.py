@@ -40,6 +40,7 @@ from ddp_trainer.launch.exit.report import log
 from ddp_trainer.launch.leftovers import beside, put_in_place, remove, remove_leftovers, sync
 from ddp_trainer.launch.pip_output import (
     IndexFails,
+    NotInstalled,
     PipKilled,
     answer_of_index,
     pip_errors,
@@ -77,6 +78,12 @@ class Interrupted(Exception):
     """SIGTERM came, or a later attempt began."""
 
 
+class AnotherEnvironment(NotInstalled):
+    """Node rank 0 makes another one than this node needs. In the next attempt, the images or the nodes may be alike."""
+
+    reason = "WorkerException"
+
+
 class Source(NamedTuple):
     """What is to be installed: all requirements files by path, and whether they name other things in the folder."""
 
@@ -96,10 +103,7 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
     source = read_requirements(tree, path)
     pins = {name: version for name in _PINNED if (version := _version(name)) is not None}
     env = pod.shared / "envs" / environment_key(source, pod.code.sha256, image_packages(sys.path[1:]))
-    if pod.node_rank == 0:
-        with contextlib.suppress(OSError):  # the others then wait, whatever they need
-            chosen = {"uid": pod.uid, "attempt": pod.attempt, "key": env.name}
-            write_json(pod.shared / "work" / f".{pod.job}" / FIRST_NODE, chosen)
+    note_for_others(pod, env)
     mark_used(env)
     if is_ready(env):
         log(f"{path}: installed already, envs/{env.name}")
@@ -109,6 +113,15 @@ def packages(pod: PodEnvironment, pause: Pause) -> Path | None:
         _await(env, path, pod, pause)
     _record(pod.shared / "work" / f".{pod.job}" / PACKAGES, env)
     return site_packages(env)
+
+
+def note_for_others(pod: PodEnvironment, path: Path) -> None:
+    """Where `pod` is node rank 0, note that it has, or makes, the environment at or around `path` in this attempt."""
+    if pod.node_rank == 0:
+        key = path.relative_to(pod.shared / "envs").parts[0]
+        with contextlib.suppress(OSError):  # the others then wait, whatever they need
+            chosen = {"uid": pod.uid, "attempt": pod.attempt, "key": key}
+            write_json(pod.shared / "work" / f".{pod.job}" / FIRST_NODE, chosen)
 
 
 def read_requirements(tree: Path, path: str) -> Source:
@@ -328,14 +341,14 @@ def _await(env: Path, path: str, pod: PodEnvironment, pause: Pause) -> None:
 
 
 def _refuse_another(env: Path, path: str, pod: PodEnvironment) -> None:
-    """Raises UserError if node rank 0 of this attempt has another environment: the one that is waited for never comes.
+    """Raises AnotherEnvironment if node rank 0 of this attempt has another one: what is waited for never comes.
     With live recovery, another pod may have become node rank 0 in the same attempt.
     """
     chosen = read_json(pod.shared / "work" / f".{pod.job}" / FIRST_NODE) or {}
     is_of_attempt = (chosen.get("uid"), chosen.get("attempt")) == (pod.uid, pod.attempt)
     if pod.live or not is_of_attempt or chosen.get("key") == env.name:
         return
-    raise UserError(
+    raise AnotherEnvironment(
         f"node rank 0 has another environment for {path} than this node ({sysconfig.get_platform()}) needs, so their "
         "images or their CPUs differ; name the image by its digest, as a node may have an older one of the same tag, "
         "and where nodes are of several architectures, set placement.topologyKey: kubernetes.io/arch"
