@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -37,3 +38,51 @@ def test_the_end_of_a_data_loader_worker_does_not_interrupt_what_follows_a_failu
     signal.signal(signal.SIGCHLD, raises)
     failures.failed(ValueError("broken batch"))
     assert bool(saved) is done
+
+
+RUN_AND_REPORT = """
+import sys
+
+def run_and_report(func):
+    try:
+        return func()
+    except Exception:
+        sys.exit(1)
+"""
+
+
+def _main() -> None:
+    raise ValueError("bad sample 17")
+
+
+def _exits() -> None:
+    try:
+        _main()
+    except ValueError:
+        raise SystemExit(3) from None
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "cause"),
+    [
+        ("hydra._internal.utils", _main, ValueError),
+        ("a_script_of_ones_own", _main, SystemExit),  # which may run as a whole in the handler of an ImportError
+        ("hydra._internal.utils", _exits, SystemExit),
+    ],
+    ids=["hydra", "another program", "an exit below hydra"],
+)
+def test_the_exception_behind_the_exit_of_hydra_is_what_ends_a_script(
+    module: str, function: object, cause: type[BaseException]
+) -> None:
+    """As `run_and_report` of hydra/_internal/utils.py does."""
+    caller = ModuleType(module)
+    exec(RUN_AND_REPORT, vars(caller))
+    with pytest.raises(SystemExit) as left:
+        caller.run_and_report(function)
+    assert type(failures.behind_exit(left.value)) is cause
+
+
+def test_what_is_no_exit_is_left_as_it_is() -> None:
+    error = ValueError()
+    error.__context__ = KeyError()
+    assert failures.behind_exit(error) is error

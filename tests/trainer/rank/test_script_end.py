@@ -353,3 +353,50 @@ def test_no_hook_sees_the_exit_of_a_script_and_that_of_torch_repeats_no_tracebac
     ended = run_rank(f"import sys\n{hook}{last_line}", tmp_path)
     assert ended.stdout == ""
     assert ended.stderr.count("Traceback") == last_line.count("raise")
+
+
+RUN_AND_REPORT = """
+import sys, traceback
+
+def run_and_report(func):
+    try:
+        return func()
+    except Exception as error:
+        traceback.print_exception(error)
+        sys.exit(1)
+"""
+WITH_HYDRA = """
+from pathlib import Path
+from ddp_trainer.contract.exit_codes import RollBack
+from ddp_trainer.rank.failures import on_failure
+from hydra._internal.utils import run_and_report
+
+def main():
+    raise {error}
+
+on_failure(lambda error: Path({seen!r}).write_text(str(error)))
+run_and_report(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [("MemoryError('bad sample 17')", "OutOfMemory"), ("RollBack('bad sample 17')", "LossNotFinite")],
+)
+@pytest.mark.processes
+def test_what_ends_a_script_with_hydra_is_its_exception_and_not_the_exit_that_follows(
+    error: str, reason: str, tmp_path: Path
+) -> None:
+    """Hydra prints what it catches, and leaves by `sys.exit(1)`: an emergency snapshot was left out, and a loss that is
+    NaN was not rolled back.
+    """
+    package = tmp_path / "hydra/_internal"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "utils.py").write_text(RUN_AND_REPORT)
+    ended = run_rank(WITH_HYDRA.format(error=error, seen=str(tmp_path / "seen")), tmp_path)
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert (ended.returncode, outcome["exitCode"], outcome["reason"]) == (1, 1, reason)
+    assert outcome["message"] == (tmp_path / "seen").read_text() == "bad sample 17"
+    assert ended.stderr.count("Traceback") == 1, ended.stderr

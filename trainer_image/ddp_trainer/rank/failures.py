@@ -22,6 +22,7 @@ from ddp_trainer.contract.standard_error import say
 
 _GROUPS: Final = "torch.distributed.distributed_c10d"
 _LOADERS: Final = "torch.utils.data._utils.signal_handling"
+_HYDRA: Final = "hydra._internal.utils"
 _actions: list[Callable[[Exception], None]] = []
 _replaced: list[Callable[[type[BaseException], BaseException, TracebackType | None], Any]] = []
 """The hook that was there before ours."""
@@ -44,6 +45,19 @@ def not_on_failure(action: Callable[[Exception], None]) -> None:
 def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     _replaced[0](kind, error, trace)
     failed(error)
+
+
+def behind_exit(error: BaseException) -> BaseException:
+    """The exception that ends a script, where Hydra has caught it: it prints it, and leaves by `sys.exit(1)` in the
+    handler. That exit would say nothing of the cause, and no action would run.
+    """
+    caught, frames = error.__context__, error.__traceback__
+    if not isinstance(error, SystemExit) or not isinstance(caught, Exception):
+        return error
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    is_hydras = frames is not None and frames.tb_frame.f_globals.get("__name__") == _HYDRA
+    return caught if is_hydras else error
 
 
 def failed(error: BaseException) -> None:

@@ -41,7 +41,7 @@ from ddp_trainer.contract.run_dir import STACK_SIGNAL, register, stack_file, std
 from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
-from ddp_trainer.rank.failures import call_hook, failed
+from ddp_trainer.rank.failures import behind_exit, call_hook, failed
 from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import preempted_after
@@ -63,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
     assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
     _register(own.run_dir, own.rank, own.local_rank)
     failure: BaseException | None = None
+    is_printed = False
     own_script = not _is_built_in(argv[0], argv[1])
     job = parse_job(os.environ, default_name="training")
     observer = None
@@ -92,30 +93,32 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         if os.getpid() != pid:
             raise
-        failure = error
+        failure = behind_exit(error)
+        is_printed = failure is not error
         restore_stderr()
-        failed(error)
-        failure = live_scripts.explained(error)
+        failed(failure)
+        failure = live_scripts.explained(failure)
     restore_stderr()
     if failure is None and os.getpid() == pid:
         failure = live_scripts.missing()
     if os.getpid() != pid:
         return EXIT_OK  # a process that the script forked has come to its end: the record is the rank's
     outcome = _outcome(own, failure)
+    unseen = failure if outcome["traceback"] is not None and not is_printed else None
     if isinstance(failure, SystemExit) and (text := exit_text(failure)) is not None:
         say(text)
     elif isinstance(failure, UserError | RollBack | LiveRecoveryFailed):
         say(f"ddp_trainer: {failure}")
-    elif outcome["traceback"] is not None and failure is not None:
-        say("".join(traceback.format_exception(failure)).rstrip("\n"))
+    elif unseen is not None:
+        say("".join(traceback.format_exception(unseen)).rstrip("\n"))
     _leave_record(own, outcome, observer)
     code = outcome["exitCode"]
     if code not in (EXIT_OK, EXIT_PREEMPTED):
         # The script's hook and exit handlers run now, and one that waits for a lost peer may never return. The record
         # is written; peers that recover live wait for the end of this process.
         end_failed(code, 0.0 if job.live is not None else own.shutdown_seconds)
-    if outcome["traceback"] is not None and failure is not None:
-        call_hook(failure)
+    if unseen is not None:
+        call_hook(unseen)
     return EXIT_OK if code == EXIT_PREEMPTED else code
 
 
