@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +22,15 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import data_waits
-from ddp_trainer.rank.observe import LAPSED_STEPS, ScriptObserver, batch_size, close_observer, observe, observing
+from ddp_trainer.rank.observe import (
+    LAPSED_STEPS,
+    MEGATRON,
+    ScriptObserver,
+    batch_size,
+    close_observer,
+    observe,
+    observing,
+)
 
 Train = Callable[[], Any]
 
@@ -294,6 +302,43 @@ def test_batches_that_are_read_ahead_of_their_backward_passes_are_no_validation(
     assert "validate" not in beat["phaseSeconds"]
     assert beat["stepSecondsP99"] is not None
     assert beat["samplesPerSecond"] is not None
+
+
+def _by_engine(output: torch.Tensor, grad_output: torch.Tensor | None) -> None:
+    """As `custom_backward` in megatron/core/pipeline_parallel/schedules.py."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward(
+        tensors=(output,),
+        grad_tensors=(torch.ones_like(output) if grad_output is None else grad_output,),
+        keep_graph=False,
+        create_graph=False,
+        inputs=(),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
+
+
+def test_micro_batches_of_megatron_are_no_validation(seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calls the autograd engine by itself, past all that torch has in Python."""
+    schedules: Any = ModuleType(MEGATRON)
+    schedules.custom_backward = _by_engine
+    monkeypatch.setitem(sys.modules, MEGATRON, schedules)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        batches = iter(_loader(4 * 4 * 12))
+        for _ in range(4):
+            for _ in range(12):
+                schedules.custom_backward(_loss(model, next(batches)), None)
+            optimizer.step()
+
+    beat = seen(train)
+    assert (beat["phase"], beat["step"], beat["loss"], beat["samples"]) == ("train", 4, None, None)
+    assert "validate" not in beat["phaseSeconds"]
+    assert beat["stepSecondsP99"] is not None
+    close_observer()
+    assert schedules.custom_backward is _by_engine
 
 
 @pytest.mark.parametrize("loaders", [1, 2, 3, 5])

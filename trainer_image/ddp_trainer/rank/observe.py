@@ -20,11 +20,12 @@ A loss that is NaN or infinite is reported, and ends the script with the policie
 of ours there is nothing to go back to.
 
 What cannot be seen stays unknown (null in `/status`): a script without an optimizer of torch's has no steps, one
-without a DataLoader no samples. A script that resumes goes on from the steps that its optimizer has counted, as Adam
-does; after one that does not count, such as SGD, steps are those of this process. The total and the epoch are known
-where the script uses transformers' or Lightning's Trainer, metrics also where it uses Accelerate's `log`. `close` also
-takes every hook away; a script that attaches (`ddp_trainer.attach`) does so first, since it reports for itself. Where a
-hook fails, as on a tensor of an unusual kind, it says so, and nothing is observed from there on: the script trains on.
+without a DataLoader no samples, and one on Megatron-LM no loss either, since its backward passes are only counted. A
+script that resumes goes on from the steps that its optimizer has counted, as Adam does; after one that does not count,
+such as SGD, steps are those of this process. The total and the epoch are known where the script uses transformers' or
+Lightning's Trainer, metrics also where it uses Accelerate's `log`. `close` also takes every hook away; a script that
+attaches (`ddp_trainer.attach`) does so first, since it reports for itself. Where a hook fails, as on a tensor of an
+unusual kind, it says so, and nothing is observed from there on: the script trains on.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
 
 DCP_STATES: Final = "torch.distributed.checkpoint.state_dict"
+MEGATRON: Final = "megatron.core.pipeline_parallel.schedules"
 
 _current: ScriptObserver | None = None
 _forks = 0
@@ -102,6 +104,7 @@ def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Wa
     for connector in observe_lightning.MODULES:
         _current.after_import(connector, functools.partial(_current.hook_into_lightning, connector))
     _current.after_import("accelerate.accelerator", _current.hook_into_accelerate)
+    _current.after_import(MEGATRON, _current.hook_into_megatron)
     return _current
 
 
@@ -283,12 +286,20 @@ class ScriptObserver:
         # a script may reduce its loss over all ranks in place, for a log of its own, before or after the step
         self._backward_begins_with(loss.clone())
 
-    def _backward_begins_with(self, loss: Tensor) -> None:
-        self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
+    def pass_begins(self) -> None:
+        """A backward pass begins on what need be no loss, for samples that need not be of this rank alone."""
+        if _forks != self._forks:
+            return
+        if not at_replays(before=functools.partial(self._or_give_up, self._backward_begins_with, None)):
+            self._backward_begins_with(None)
+
+    def _backward_begins_with(self, loss: Tensor | None) -> None:
+        if loss is not None:
+            self._loss = loss if self._loss is None else self._loss + loss.to(self._loss.device)
         self._reads_of_step()
         self._backwards += 1
         fetched = self._fetched
-        if fetched is None or self._step_samples is None:
+        if loss is None or fetched is None or self._step_samples is None:
             self._step_samples = None
         elif self._unused:  # else another loss of the same batch, as a GAN has
             self._unused -= 1
@@ -541,6 +552,24 @@ class ScriptObserver:
         """See what `Accelerator.log` is called with."""
         accelerator = sys.modules["accelerate.accelerator"].Accelerator
         self._wrap(accelerator, "log", observe_accelerate.with_report(self))
+
+    def hook_into_megatron(self) -> None:
+        """See the backward passes for which Megatron-LM calls the autograd engine itself: without them, micro-batches
+        of a step look like a validation. What a pass is made on may be scaled, the sum over all tokens, or the output
+        of a stage, and ranks of one model read the same samples.
+        """
+        schedules = sys.modules[MEGATRON]
+
+        def pass_seen(function: Callable[..., Any]) -> Callable[..., Any]:
+            def backward(*args: Any, **kwargs: Any) -> Any:
+                self._passes += 1
+                self._or_give_up(self.pass_begins)
+                return function(*args, **kwargs)
+
+            return backward
+
+        if hasattr(schedules, "custom_backward"):
+            self._wrap(schedules, "custom_backward", pass_seen)
 
     def after_import(self, name: str, action: Callable[[], None]) -> None:
         """Call `action` once the module `name` has been imported. An error in it is printed, and stops nothing."""
