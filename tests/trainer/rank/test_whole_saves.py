@@ -129,6 +129,38 @@ for values in (torch.ones(3), torch.zeros(1 << 20)):
     assert torch.equal(torch.load(path), torch.ones(3))
 
 
+COMPOSER = """
+import torch
+
+def _write_checkpoint_file(state_dict, filename):
+    with open(filename, "wb") as f:
+        torch.save(state_dict, f)
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_killed_while_composer_saves_leaves_no_part_of_a_checkpoint(tmp_path: Path) -> None:
+    """It opens the file itself, and refuses to train where one of a later step lies in its folder."""
+    package = tmp_path / "composer/utils"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "checkpoint.py").write_text(COMPOSER)
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    first, second = saves / "ep0-ba1-rank0.pt", saves / "ep0-ba2-rank0.pt"
+    composer = f"import torch\nfrom composer.utils import checkpoint\nPATH, SECOND = {str(first)!r}, {str(second)!r}\n"
+    save = "checkpoint._write_checkpoint_file(state_dict={}, filename=SECOND)"
+    ended = run_rank(f"{composer}{KILLED}\n{save.format('[torch.zeros(3), Kills()]')}", tmp_path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert first.exists()
+    assert not second.exists()
+    ended = run_rank(f"{composer}{save.format('torch.ones(3)')}", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(saves.iterdir()) == [first, second]
+    assert torch.equal(torch.load(second), torch.ones(3))
+
+
 LOOKS = """
 from pathlib import Path
 print(sorted(str(path.relative_to(FOLDER)) for path in Path(FOLDER).rglob("*.pt")), flush=True)

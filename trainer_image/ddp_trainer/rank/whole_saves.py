@@ -1,10 +1,12 @@
-"""What a script writes with `torch.save`, or Lightning for it, is whole, also where the rank ends meanwhile.
+"""What a script writes with `torch.save`, or a library for it, is whole, also where the rank ends meanwhile.
 
 Many scripts write their checkpoint over the last one, in place. A rank that is killed meanwhile (out of memory, with
 its node, 2 s after SIGTERM where the whole gang restarts) would leave a file cut short, and no later attempt could load
 it. `torch.save` to a path writes beside it therefore, and renames: the path has the old file or the new one.
 
 Ultralytics saves into memory, and writes that to its place by `Path.write_bytes`, which does the same for a zip file.
+Composer opens the file itself: its own function is called for a file beside. It refuses to resume where there is a part
+of a later checkpoint than the one that it resumes from.
 
 Lightning writes by a transaction of fsspec, into the folder for temporary files. In a pod that is another file system
 than the volume: the file was copied to its place, and is copied beside it now.
@@ -44,6 +46,7 @@ from ddp_trainer.rank.after_import import after_import, after_import_in_all_proc
 
 SERIALIZATION: Final = "torch.serialization"
 FSSPEC: Final = "fsspec.implementations.local"
+COMPOSER: Final = "composer.utils.checkpoint"
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
@@ -93,6 +96,7 @@ def save_whole_files(owner: str, files: int = 1, notes: Path | None = None, atte
         _remove_left(notes, attempt)
     after_import_in_all_processes(SERIALIZATION, functools.partial(_install, saver))
     after_import(FSSPEC, functools.partial(_install_in_fsspec, saver))
+    after_import(COMPOSER, functools.partial(_install_in_composer, saver))
 
 
 def _remove_left(notes: Path, attempt: str) -> None:
@@ -211,6 +215,24 @@ def _install_in_fsspec(saver: _Saver) -> None:
                 commit(file)
 
     opener.commit = whole
+
+
+def _install_in_composer(saver: _Saver) -> None:
+    module: Any = sys.modules[COMPOSER]
+    write = getattr(module, "_write_checkpoint_file", None)
+    if write is None:
+        return
+    beside = _Beside(saver)
+
+    @functools.wraps(write)
+    def whole(state_dict: object, filename: Any) -> None:
+        with _sigterm_afterwards():
+            path = _replaceable(filename, saver.files)
+            # it compresses by the end of the name
+            if path is None or not beside.write(path, Path(filename).name, lambda file: write(state_dict, file)):
+                write(state_dict, filename)
+
+    module._write_checkpoint_file = whole
 
 
 def _copied_whole(beside: _Beside, temporary: Path, file: Any, files: int) -> bool:
