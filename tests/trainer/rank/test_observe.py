@@ -113,6 +113,24 @@ def test_ranks_that_have_not_met_at_the_first_step_are_said_to_train_for_themsel
     assert said == ((size, rank, has_met) == (2, 0, False))
 
 
+def test_a_backward_pass_on_what_nothing_has_computed_is_none_of_a_loss(seen: Any) -> None:
+    """`torch.empty(1, device="cuda", requires_grad=True).backward()` in modded-nanogpt: whatever the memory has."""
+    model, last = torch.nn.Linear(3, 1), [0.0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def train() -> None:
+        torch.full((1,), torch.nan, requires_grad=True).backward()
+        assert observing().heartbeat.phase == "script"  # type: ignore[union-attr]
+        for batch, _ in zip(_loader(), range(1), strict=False):
+            loss = _loss(model, batch)
+            loss.backward()
+            last[0] = loss.item()
+            optimizer.step()
+
+    beat = seen(train)
+    assert (beat["loss"], beat["samples"], beat["nonFiniteLoss"]) == (pytest.approx(last[0]), 2 * 4, None)
+
+
 def test_backward_passes_between_two_steps_are_gradient_accumulation(seen: Any) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
