@@ -131,6 +131,22 @@ def test_a_backward_pass_on_what_nothing_has_computed_is_none_of_a_loss(seen: An
     assert (beat["loss"], beat["samples"], beat["nonFiniteLoss"]) == (pytest.approx(last[0]), 2 * 4, None)
 
 
+def test_a_loss_that_a_script_has_cut_off_from_its_model_is_seen(seen: Any) -> None:
+    """By `requires_grad_()`, against "element 0 of tensors does not require grad": it says that nothing is learned."""
+    model, last = torch.nn.Linear(3, 1), [0.0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for batch in _loader():
+            loss = _loss(model, batch).detach().requires_grad_()
+            loss.backward()
+            last[0] = loss.item()
+            optimizer.step()
+
+    beat = seen(train)
+    assert (beat["step"], beat["loss"], beat["samples"]) == (6, pytest.approx(last[0]), 2 * 24)
+
+
 def test_backward_passes_between_two_steps_are_gradient_accumulation(seen: Any) -> None:
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -277,8 +277,10 @@ class ScriptObserver:
 
     def backward_begins(self, root: Tensor) -> None:
         """`backward()` is called on `root`."""
-        if _forks != self._forks or root.numel() != 1 or (root.requires_grad and root.grad_fn is None):
-            return  # a tensor that nothing has computed only wakes CUDA up, and may be empty memory
+        if _forks != self._forks or root.numel() != 1:
+            return
+        if not (self._step or self._unused) and root.requires_grad and root.grad_fn is None:
+            return  # before any batch, what nothing has computed only wakes CUDA up, and may be empty memory
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
         if at_replays(before=functools.partial(self._or_give_up, self._backward_begins_with, loss)):
