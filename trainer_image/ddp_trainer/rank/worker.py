@@ -93,11 +93,11 @@ def main(argv: Sequence[str]) -> int:
     except BaseException as error:
         if os.getpid() != pid:
             raise
-        failure = behind_exit(error)
-        is_printed = failure is not error
+        cause = behind_exit(error)
         restore_stderr()
-        failed(failure)
-        failure = live_scripts.explained(failure)
+        failed(cause)
+        failure = live_scripts.explained(cause)
+        is_printed = failure is cause and cause is not error
     restore_stderr()
     if failure is None and os.getpid() == pid:
         failure = live_scripts.missing()
