@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ddp_trainer.contract.environment import parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.outcomes import outcome_of
 from ddp_trainer.rank import own_groups
-from ddp_trainer.rank.own_groups import RENDEZVOUS, Place, _install, variables_of_group
+from ddp_trainer.rank.own_groups import RENDEZVOUS, ULTRALYTICS, Place, _install, guard, variables_of_group
 
 TORCHRUNS, OWN = ("10.0.0.1", "29500"), ("localhost", "12355")
 OF_TWO, ALONE = Place(1, 2, TORCHRUNS, pid=7), Place(0, 1, TORCHRUNS, pid=7)
@@ -155,6 +156,18 @@ def test_other_ranks_meet_in_a_file_of_their_attempt(join: Join, place: Place) -
 def test_a_group_of_ranks_that_recover_live_is_refused(join: Join, url: str) -> None:
     with pytest.raises(UserError, match="attach_live"):
         join(Place(0, 2, TORCHRUNS, pid=7, is_live=True), url)
+
+
+@pytest.mark.parametrize(("size", "kept"), [(1, False), (2, True)])
+def test_ultralytics_expects_no_group_in_a_job_with_one_rank(
+    size: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a LOCAL_RANK, it makes a DistributedSampler, which asks for the size of the group."""
+    constants = SimpleNamespace(RANK=0, LOCAL_RANK=0)
+    monkeypatch.setitem(sys.modules, ULTRALYTICS, constants)
+    monkeypatch.setattr(own_groups, "after_import_in_all_processes", lambda *_: None)
+    guard(parse_rank(rank_variables(0, size)), attempt="a-0")
+    assert (constants.RANK, constants.LOCAL_RANK) == ((0, 0) if kept else (-1, -1))
 
 
 class ProcessRaisedException(Exception):

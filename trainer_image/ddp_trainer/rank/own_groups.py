@@ -15,6 +15,9 @@ A group with a store of its own is left alone, and so is `tcp://` with torchrun'
 A group may also meet in a file, `file://`. The file of ranks that were killed stays, with their addresses, and every
 later attempt would connect to those. So the group of all ranks meets where torchrun says, and others in a file that
 their attempt alone has.
+
+Ultralytics makes a group for several GPUs only, and takes it that there is one wherever LOCAL_RANK is set, which
+torchrun sets for a single rank too. So in a job with one rank it is as under plain python.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ from urllib.parse import parse_qs, urlparse, urlunparse
 from ddp_trainer.contract.environment import RankEnvironment, parse_rank, rank_variables
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.standard_error import say
-from ddp_trainer.rank.after_import import after_import_in_all_processes
+from ddp_trainer.rank.after_import import after_import, after_import_in_all_processes
 from ddp_trainer.rank.live_scripts import NEEDED
 
 RENDEZVOUS: Final = "torch.distributed.rendezvous"
+ULTRALYTICS: Final = "ultralytics.utils"
 _TORCHRUN_HOSTS: Final = "TORCHELASTIC_USE_AGENT_STORE"
 _refusals: Final[list[Any]] = []
 """Hooks of torch."""
@@ -86,6 +90,8 @@ def guard(own: RankEnvironment, *, attempt: str, is_live: bool = False) -> None:
     own_port = _free_port() if own.world_size == 1 else ""
     place = Place(own.rank, own.world_size, address(os.environ), os.getpid(), attempt, own_port, is_live)
     after_import_in_all_processes(RENDEZVOUS, partial(_install, place))
+    if own.world_size == 1:
+        after_import(ULTRALYTICS, _train_without_group)
 
 
 def variables_of_group(place: Place, rank: int, size: int, asked: tuple[str, str], *, in_rank: bool) -> dict[str, str]:
@@ -112,6 +118,12 @@ def _free_port() -> str:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
+
+
+def _train_without_group() -> None:
+    """What Ultralytics reads the variables into, before its other modules take it from there."""
+    constants: Any = sys.modules[ULTRALYTICS]
+    constants.RANK = constants.LOCAL_RANK = -1
 
 
 def _install(place: Place) -> None:
