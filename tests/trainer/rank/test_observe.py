@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
@@ -771,6 +771,68 @@ with warnings.catch_warnings(action="ignore"):  # it is a prototype
 )
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch: object, size: int | None) -> None:
     assert batch_size(batch) == size
+
+
+PICTURES: Any = [(torch.ones(3, 4, 4 + number), torch.ones(number + 1, 4)) for number in range(8)]
+"""Each of its own size, with boxes."""
+
+
+class Repeating:
+    """A batch sampler in another one, as Ultralytics has it."""
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.sampler)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 4}, {"batch_sampler": Repeating(BatchSampler(SequentialSampler(PICTURES), 4, drop_last=False))}],
+    ids=["plain", "in another sampler"],
+)
+@pytest.mark.parametrize(
+    "collate",
+    [
+        pytest.param(lambda samples: tuple(zip(*samples, strict=True)), id="torchvision"),
+        pytest.param(
+            lambda samples: {"inputs": [each for each, _ in samples], "data_samples": [object() for _ in samples]},
+            id="mmengine",
+        ),
+        pytest.param(lambda samples: [{"file_name": "a.png", "image": each} for each, _ in samples], id="detectron2"),
+        pytest.param(
+            lambda samples: {"bboxes": torch.cat([boxes for _, boxes in samples]), "im_file": ("a",) * len(samples)},
+            id="ultralytics",
+        ),
+    ],
+)
+def test_pictures_are_counted_not_their_colours_nor_their_boxes(seen: Any, collate: Any, options: Any) -> None:
+    def train() -> None:
+        weight = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        for _ in DataLoader(PICTURES, collate_fn=collate, **options):
+            weight.sum().backward()
+            optimizer.step()
+
+    assert seen(train)["samples"] == 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked_for", "size"),
+    [
+        ([torch.ones(1, 2), torch.ones(1)], 2, 1),
+        ([[torch.ones(3, 2), torch.ones(3)], torch.ones(3)], 4, 3),
+        ({"input_ids": torch.ones(1, 99), "text": ["a", "b"]}, 8, 1),
+        ((torch.ones(5), NESTED), 2, 5),
+        ("text", 4, None),
+    ],
+    ids=["the last one", "the last one, nested", "packed", "of an unusual kind", "no tensor"],
+)
+def test_the_first_tensor_counts_where_nothing_has_as_many_samples_as_were_asked_for(
+    batch: object, asked_for: int, size: int | None
+) -> None:
+    assert batch_size(batch, asked_for) == size
 
 
 class OddTensor(torch.Tensor):

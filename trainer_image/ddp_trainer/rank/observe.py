@@ -254,13 +254,13 @@ class ScriptObserver:
         """Values that the script has measured, such as eval_loss."""
         self._heartbeat.metrics(**metrics)
 
-    def fetched(self, batch: object) -> None:
-        """A DataLoader has yielded a batch."""
+    def fetched(self, batch: object, samples: int | None = None) -> None:
+        """A DataLoader has yielded a batch. `samples` is how many it puts into one, but for the last, if it says so."""
         if _forks != self._forks:
             return
         self._fetches += 1
         self._unused += 1
-        self._fetched = batch_size(batch)
+        self._fetched = batch_size(batch, samples)
         if self._fetches >= FETCHES_OF_VALIDATION and self._fetches > self._read_ahead and self._step:
             self._unused = min(self._unused, self._read_ahead)
             self.validates()
@@ -464,7 +464,7 @@ class ScriptObserver:
                     self.data_waits.forget()
                 batch = timed(iterator)
                 try:
-                    self.fetched(batch)
+                    self.fetched(batch, samples_asked_for(iterator))
                 except Exception as error:
                     self._give_up(error)
                 return batch
@@ -648,8 +648,39 @@ class ScriptObserver:
         self._undo.append(undo)
 
 
-def batch_size(batch: object, depth: int = 3) -> int | None:
-    """Length of the first dimension of the first tensor in a batch; None where there is none."""
+def samples_asked_for(iterator: Any) -> int | None:
+    """How many samples the iterator of a DataLoader puts into a batch; None where it makes none, or does not say so. A
+    batch sampler may be in another one, as in the loader of Ultralytics, which begins it again and again.
+    """
+    try:
+        if not iterator._auto_collation:
+            return None
+        sampler = iterator._index_sampler
+        size = getattr(sampler, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(sampler, "sampler", None), "batch_size", None)
+    except Exception:  # what torch has inside may change, and a sampler of the script may be of any kind
+        return None
+    return size if isinstance(size, int) else None
+
+
+def batch_size(batch: object, asked_for: int | None = None) -> int | None:
+    """Length of the first dimension of the first tensor in a batch; None where there is none.
+
+    Pictures of several sizes come as a list of tensors, each of three colours, and the boxes in all of them as one
+    tensor. So where that length is not the number of samples `asked_for`, and a part of the batch has this many, it is
+    that number.
+    """
+    first = _first_length(batch)
+    if asked_for is None or first is None or first == asked_for:
+        return first
+    try:
+        return asked_for if _has_length(batch, asked_for) else first
+    except Exception:  # as below
+        return first
+
+
+def _first_length(batch: object, depth: int = 3) -> int | None:
     try:
         shape = getattr(batch, "shape", None)
         if shape is not None:
@@ -660,11 +691,32 @@ def batch_size(batch: object, depth: int = 3) -> int | None:
             else:
                 values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, Sequence) else ()
             for value in values if not isinstance(values, str | bytes) else ():
-                if (size := batch_size(value, depth - 1)) is not None:
+                if (size := _first_length(value, depth - 1)) is not None:
                     return size
     except Exception:  # a nested tensor has no shape, and another object's may be of any kind
         return None
     return None
+
+
+def _has_length(batch: object, length: int) -> bool:
+    """Whether a part of a batch is a tensor or a list of this length. The batch itself may be of inputs and targets;
+    where it is of dicts, each is one sample.
+    """
+    if isinstance(batch, list | tuple) and len(batch) == length and all(isinstance(part, Mapping) for part in batch):
+        return True
+    parts: Iterable[object] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    return any(_length(part) == length for part in parts)
+
+
+def _length(part: object) -> int | None:
+    shape = getattr(part, "shape", None)
+    if shape is not None:
+        return index(shape[0]) if len(shape) else None
+    return len(part) if isinstance(part, list | tuple) else None
 
 
 def _nobody() -> None:
