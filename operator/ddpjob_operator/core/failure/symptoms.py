@@ -499,7 +499,8 @@ _FILES = (
     Symptom(
         r"unpicklingerror|weights only load failed",
         "UnsafeFile",
-        "The file contains pickled objects and is not loaded: convert it to safetensors, or save a plain state_dict.",
+        "torch.load refuses pickled objects. Convert a file of others to safetensors. For a checkpoint that the job "
+        "saves itself, as MMEngine does, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env, or pass weights_only=False.",
     ),
 )
 

@@ -481,6 +481,17 @@ def test_the_exception_of_a_report_is_read_where_the_message_was_cut() -> None:
     assert diagnose(Failure("WorkerException", "rank 0 raised …", Retry.YES, report=report)).reason == "GPUFault"
 
 
+def test_a_checkpoint_that_the_job_has_saved_can_be_loaded() -> None:
+    """MMEngine 0.10 saves its history with each, and torch 2.6 and newer refuse it at the next attempt."""
+    text = (
+        "rank 0 raised _pickle.UnpicklingError: Weights only load failed. WeightsUnpickler error: Unsupported global: "
+        "GLOBAL mmengine.logging.history_buffer.HistoryBuffer was not an allowed global by default"
+    )
+    found = diagnose(Failure("WorkerException", text, Retry.YES))
+    assert found.reason == "UnsafeFile"
+    assert "set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env" in found.advice
+
+
 @pytest.mark.parametrize("raw", ["UserError", "Fenced", "Preempted", "Evicted", "PodDeleted", "OOMKilled", "NodeLost"])
 def test_a_reason_that_says_why_is_kept_whatever_the_words(raw: str) -> None:
     text = "CUDA out of memory; No module named x; Permission denied; Watchdog caught collective operation timeout"
