@@ -382,8 +382,8 @@ class ScriptObserver:
         say(
             f"ddp_trainer: the script takes its first step, and its {self._world_size} ranks have not met in a process "
             "group: each trains for itself, on all the data, and writes the same files. Call "
-            "torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or set nodes: 1 and "
-            "procsPerNode: 1"
+            "torch.distributed.init_process_group() and wrap the model in DistributedDataParallel (MMEngine's scripts: "
+            "--launcher pytorch), or set nodes: 1 and procsPerNode: 1"
         )
 
     def _steps_before(self, optimizer: Optimizer) -> int:
