@@ -158,16 +158,16 @@ def test_a_group_of_ranks_that_recover_live_is_refused(join: Join, url: str) -> 
         join(Place(0, 2, TORCHRUNS, pid=7, is_live=True), url)
 
 
-@pytest.mark.parametrize(("size", "kept"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("size", "seen"), [(1, -1), (2, 0)])
 def test_ultralytics_expects_no_group_in_a_job_with_one_rank(
-    size: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+    size: int, seen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a LOCAL_RANK, it makes a DistributedSampler, which asks for the size of the group."""
     constants = SimpleNamespace(RANK=0, LOCAL_RANK=0)
     monkeypatch.setitem(sys.modules, ULTRALYTICS, constants)
     monkeypatch.setattr(own_groups, "after_import_in_all_processes", lambda *_: None)
     guard(parse_rank(rank_variables(0, size)), attempt="a-0")
-    assert (constants.RANK, constants.LOCAL_RANK) == ((0, 0) if kept else (-1, -1))
+    assert vars(constants) == {"RANK": seen, "LOCAL_RANK": seen}
 
 
 class ProcessRaisedException(Exception):

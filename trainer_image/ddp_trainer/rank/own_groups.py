@@ -16,8 +16,9 @@ A group may also meet in a file, `file://`. The file of ranks that were killed s
 later attempt would connect to those. So the group of all ranks meets where torchrun says, and others in a file that
 their attempt alone has.
 
-Ultralytics makes a group for several GPUs only, and takes it that there is one wherever LOCAL_RANK is set, which
-torchrun sets for a single rank too. So in a job with one rank it is as under plain python.
+Ultralytics makes a group for several GPUs only, and most releases take it that there is one wherever LOCAL_RANK is set,
+which torchrun sets for a single rank too. So in a job with one rank it is as under plain python, and as in the newest
+releases, which look at WORLD_SIZE as well.
 """
 
 from __future__ import annotations
