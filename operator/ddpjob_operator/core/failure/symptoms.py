@@ -499,8 +499,9 @@ _FILES = (
     Symptom(
         r"unpicklingerror|weights only load failed",
         "UnsafeFile",
-        "torch.load refuses pickled objects. Convert a file of others to safetensors. For a checkpoint that the job "
-        "saves itself, as MMEngine does, set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env, or pass weights_only=False.",
+        "torch.load refuses pickled objects, which can run commands. Convert a file from elsewhere to safetensors. For "
+        "a checkpoint of the job itself, pass weights_only=False; where a library loads it, as MMEngine 0.10 does, set "
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in env, which holds for all files.",
     ),
 )
 
