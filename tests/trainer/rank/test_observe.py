@@ -836,6 +836,25 @@ def test_the_first_tensor_counts_where_nothing_has_as_many_samples_as_were_asked
     assert batch_size(batch, asked_for) == size
 
 
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (([torch.ones(3, 4)], [{"boxes": torch.ones(7, 4)}]), 1),
+        ({"inputs": [torch.ones(3, 4)], "data_samples": [object()], "epoch": 5}, 1),
+        ((torch.ones(32, 3), torch.ones(1)), 32),
+        ({"image": torch.ones(32, 3), "files": ["a.tar"]}, 32),
+    ],
+    ids=["torchvision", "mmengine", "a weight", "a file"],
+)
+def test_a_batch_is_one_sample_only_where_no_part_is_longer(batch: object, size: int) -> None:
+    """`DataLoader(dataset, collate_fn=operator.itemgetter(0))`, with the batch_size of 1 that is the default."""
+    assert batch_size(batch, asked_for=1) == size
+
+
+def test_a_part_of_an_unusual_kind_does_not_hide_the_others() -> None:
+    assert batch_size((torch.ones(5), NESTED, ["a", "b"]), asked_for=2) == 2
+
+
 class OddTensor(torch.Tensor):
     """Of a kind that fails where a hook detaches it."""
 

@@ -700,7 +700,8 @@ def _first_length(batch: object, depth: int = 3) -> int | None:
 
 def _has_length(batch: object, length: int) -> bool:
     """Whether a part of a batch is a tensor or a list of this length. The batch itself may be of inputs and targets;
-    where it is of dicts, each is one sample.
+    where it is of dicts, each is one sample. What has one element may be anything, such as a weight beside a batch that
+    the dataset has made itself, so a batch of one sample has no longer part.
     """
     if isinstance(batch, list | tuple) and len(batch) == length and all(isinstance(part, Mapping) for part in batch):
         return True
@@ -709,14 +710,18 @@ def _has_length(batch: object, length: int) -> bool:
         parts = batch.values()
     elif isinstance(batch, list | tuple):
         parts = batch
-    return any(_length(part) == length for part in parts)
+    lengths = {_length(part) for part in parts}
+    return length in lengths and (length > 1 or lengths <= {1, None})
 
 
 def _length(part: object) -> int | None:
-    shape = getattr(part, "shape", None)
-    if shape is not None:
-        return index(shape[0]) if len(shape) else None
-    return len(part) if isinstance(part, list | tuple) else None
+    try:
+        shape = getattr(part, "shape", None)
+        if shape is not None:
+            return index(shape[0]) if len(shape) else None
+        return len(part) if isinstance(part, list | tuple) else None
+    except Exception:  # as above
+        return None
 
 
 def _nobody() -> None:
