@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+
 from tests.support.processes import all_end
 
 from ddp_trainer.contract.outcomes import read_outcomes
@@ -128,3 +131,27 @@ def test_the_exit_handlers_of_a_script_still_have_its_helpers(start_pod):
     )
     assert pod.wait() == 0, pod.log
     assert "alive at exit: True" in pod.log
+
+
+def test_the_shared_memory_of_a_rank_that_is_killed_is_removed(start_pod):
+    """Its resource tracker waits for the end of the process that the rank has forked, as for data loader workers."""
+    segment = Path("/dev/shm", f"ddpjob-test-{uuid.uuid4().hex[:12]}")
+    pod = start_pod(
+        f"""
+        import os, signal, time
+        from multiprocessing.shared_memory import SharedMemory
+        segment = SharedMemory(name="{segment.name}", create=True, size=4096)
+        if os.fork() == 0:
+            time.sleep(1000)
+            os._exit(0)
+        print("made:", os.path.exists("{segment}"), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    try:
+        assert pod.wait() == 1, pod.log
+        assert "made: True" in pod.log
+        assert pod.message["signal"] == "SIGKILL"
+        assert not segment.exists()
+    finally:
+        segment.unlink(missing_ok=True)

@@ -84,6 +84,8 @@ _NOISE = re.compile(
     r"|^Current thread's C stack trace|^  (\.\.\.|<cannot|<truncated)"
     # NCCL_DEBUG=INFO
     r"|NCCL INFO "
+    # what a killed process has left in shared memory, as Python finds it afterwards
+    r"|/multiprocessing/resource_tracker\.py:\d{1,6}: UserWarning: |^  warnings\.warn\("
 )
 
 

@@ -20,6 +20,8 @@ what a look itself costs is subtracted precisely: looks that follow each other f
 ACTIVE_IO_BYTES: Final = 64 << 10
 """Read and written by processes that work between two looks."""
 
+_CLEANERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -76,6 +78,17 @@ def command(pid: int) -> str:
     except OSError:
         return ""
     return words.decode(errors="replace")[:80]
+
+
+def removes_shared_memory(pid: int) -> bool:
+    """Whether it removes what other processes have left in /dev/shm once these have ended, and ends then: the resource
+    tracker of multiprocessing, and torch's manager for its sharing strategy `file_system`.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in words for name in _CLEANERS)
 
 
 def state(pid: int) -> str | None:

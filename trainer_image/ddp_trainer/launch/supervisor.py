@@ -35,6 +35,8 @@ HANGING_SECONDS = 3.0
 """How long a rank that steps may be silent once it was asked to leave for a later attempt, or three times its p99."""
 LEFT_SECONDS = 0.5
 """How long processes of a script that is done may take to see that it is."""
+CLEANERS_SECONDS = 3.0
+"""How long those have that remove the shared memory of killed ranks: torch's manager waits for 2 s before it does."""
 STALLED_FIRST_SECONDS = 2.0
 """How long the ranks of other nodes stay, for the pod of a stalled rank to take its stack and end."""
 AGENT_SECONDS = 10.0
@@ -164,6 +166,7 @@ class Supervisor:
         while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
             self._wait(0.02)
             self._reap()
+        left = [pid for pid in left if not processes.removes_shared_memory(pid)]
         if left:
             names = ", ".join(f"{pid} ({processes.command(pid)})" for pid in left)
             log(f"the script is done; ending the processes that it left: {names}")
@@ -293,10 +296,17 @@ class Supervisor:
         return [entry for entry in run_dir.registrations(self._pod.run_dir) if processes.alive(entry["pid"])]
 
     def _kill_everything(self) -> None:
-        """SIGKILL for every process below this one, until none is left or the kernel holds on to the rest."""
-        deadline = time.monotonic() + 5.0
-        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
-            processes.send(left, signal.SIGKILL)
+        """SIGKILL for every process below this one, until none is left or the kernel holds on to the rest.
+
+        Those that remove the shared memory of the others do so once these are gone, and end: the /dev/shm of a pod that
+        is kept has to do for its next attempt, and a data set may refuse to begin with what is left there. A pod that
+        has to go takes it along, and may have little time.
+        """
+        began = time.monotonic()
+        spared = LEFT_SECONDS if self._stop.requested_at is not None else CLEANERS_SECONDS
+        while (left := processes.descendants(os.getpid())) and (took := time.monotonic() - began) < 5.0:
+            ended = [pid for pid in left if took >= spared or not processes.removes_shared_memory(pid)]
+            processes.send(ended, signal.SIGKILL)
             self._wait(0.02)
             self._reap()
         self._reap()
