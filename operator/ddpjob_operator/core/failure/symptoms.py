@@ -207,7 +207,8 @@ _MEMORY = (
     ),
     Symptom(
         r"cuda out of memory|out of memory|can't allocate memory|CUBLAS_STATUS_NOT_INITIALIZED|CUFFT_ALLOC_FAILED"
-        r"|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w{1,40}_)?ALLOC(ATION)?_FAILED",
+        r"|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(\w{1,40}_)?ALLOC(ATION)?_FAILED"
+        r"|cuda allocation failed|can't allocate \d+ bytes on device|nvjpeg_status_allocator_failure",
         "OutOfMemory",
         "",
     ),
@@ -491,7 +492,8 @@ _FILES = (
     Symptom(
         r"cannot identify image file|image file is truncated|truncated file read|badzipfile|not a zip file"
         r"|pytorchstreamreader failed|error while deserializing|safetensorerror|invalid load key|ran out of input"
-        r"|unsupported operand \d|crc check failed|crc-?32 error|incorrect data check|corruptsnapshoterror",
+        r"|unsupported operand \d|crc check failed|crc-?32 error|incorrect data check|corruptsnapshoterror"
+        r"|tarfile\.readerror|datalosserror|parquet magic bytes not found|\(truncated file: eof = ",
         "DataCorrupted",
         "A file is corrupt or cut short: find what loads it in the traceback; download data again and verify "
         "/mnt/shared/datasets, or remove a checkpoint, so that the script resumes from one before it.",
@@ -586,9 +588,12 @@ _PROGRAM = (
     Symptom(
         r"name resolution|name or service not known|max retries exceeded with url|failed to resolve|urlopen error"
         r"|connection refused|cas service error"
-        r"|(aiohttp|botocore|httpcore|httpx|urllib3)[\w.]*\.(\w*(connect|maxretry|timeout)\w*error|(remote)?protocolerror)"
-        r"|(httpcore|httpx)[\w.]*\.(connect|read|write)timeout\b"
-        r"|caught \w*(connect|maxretry|protocol|timeout)\w* in dataloader worker"
+        r"|(aiohttp|botocore|fsspec|httpcore|httpx|requests|urllib3)[\w.]*\."
+        r"(\w*(chunkedencoding|connect|maxretry|payload|timeout)\w*error|(remote)?protocolerror)"
+        r"|(httpcore|httpx|requests)[\w.]*\.(connect|read|write)timeout\b"
+        r"|caught \w*(chunkedencoding|connect|maxretry|payload|protocol|timeout)\w* in dataloader worker"
+        r"|connectionerror: (server disconnected|couldn't reach '[^']{1,200}' on the hub \(\w*(connect|entry|timeout))"
+        r"|: exit (6|7|18|28|35|52|55|56|92) \(read\)"  # curl in a pipe of WebDataset
         r"|train\.data\.datasetlost\b"
         r"|\b(429|5\d\d) (client|server) error",
         "NetworkError",

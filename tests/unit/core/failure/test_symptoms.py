@@ -76,6 +76,61 @@ CASES = [
     case("httpx", "NetworkError", "rank 0 raised httpx2.ReadTimeout: The read operation timed out"),
     case("httpx", "NetworkError", "rank 0 raised httpx.RemoteProtocolError: Server disconnected"),
     case(
+        "requests",
+        "NetworkError",
+        "rank 0 raised requests.exceptions.ConnectionError after step 3: ('Connection aborted.', "
+        "RemoteDisconnected('Remote end closed connection without response'))",
+    ),
+    case(
+        "requests",
+        "NetworkError",
+        "rank 0 raised requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='data.example', port=443): Read timed "
+        "out. (read timeout=10)",
+    ),
+    case(
+        "requests",
+        "NetworkError",
+        "rank 0 raised requests.exceptions.ChunkedEncodingError after step 3: ('Connection broken: IncompleteRead(4096 "
+        "bytes read, 8192 more expected)', IncompleteRead(4096 bytes read, 8192 more expected))",
+    ),
+    case("fsspec", "NetworkError", "rank 0 raised fsspec.exceptions.FSTimeoutError after step 9"),
+    case(
+        "aiohttp",
+        "NetworkError",
+        "rank 0 raised aiohttp.client_exceptions.ClientPayloadError after step 9: Response payload is not completed",
+    ),
+    case(
+        "dali/core/mm",
+        "OutOfMemory",
+        "rank 0 raised RuntimeError after step 9: Critical error in pipeline:\nError when executing Mixed operator "
+        "ImageDecoder encountered:\nCan't allocate 129499136 bytes on device 0.\nCurrent pipeline object is no longer "
+        "valid.",
+    ),
+    case(
+        "dali/core",
+        "OutOfMemory",
+        "rank 0 raised RuntimeError after step 9: Critical error in pipeline: CUDA allocation failed\nCurrent pipeline "
+        "object is no longer valid.",
+    ),
+    case("tarfile.py", "DataCorrupted", "rank 0 raised tarfile.ReadError after step 3: unexpected end of data"),
+    case(
+        "tensorflow/core/lib/io/record_reader.cc",
+        "DataCorrupted",
+        "rank 0 raised tensorflow.python.framework.errors_impl.DataLossError: {{function_node}} corrupted record at 12",
+    ),
+    case(
+        "arrow/cpp/src/parquet/file_reader.cc",
+        "DataCorrupted",
+        "rank 0 raised pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer. Either the file is corrupted "
+        "or this is not a parquet file.",
+    ),
+    case(
+        "hdf5/src/H5Fsuper_cache.c",
+        "DataCorrupted",
+        "rank 0 raised OSError: Unable to synchronously open file (truncated file: eof = 96, sblock->base_addr = 0, "
+        "stored_eof = 2048)",
+    ),
+    case(
         "ddp_trainer/train/data.py",
         "NetworkError",
         "rank 1 raised ddp_trainer.train.data.DataSetLost after step 9: a connection was lost where samples are read, "
