@@ -213,9 +213,15 @@ _MEMORY = (
         "",
     ),
     Symptom(
-        r"data ?loader worker.{0,40}(killed by signal: killed|exited unexpectedly)",
+        r"data ?loader worker.{0,400}(killed by signal: killed|exited unexpectedly)",
         "DataWorkerDied",
         "A data loader worker died, usually out of memory: raise its limit or shmSize, or use fewer workers.",
+    ),
+    Symptom(
+        r"pin memory thread exited unexpectedly",
+        "",
+        "The thread that pins batches ended, and the pod's log has its error: most often too many open files (use "
+        "torch.multiprocessing's file_system strategy), or a data loader worker that was killed for memory.",
     ),
     Symptom(
         r"unable to lock file, errno",

@@ -354,6 +354,12 @@ CASES = [
     case("nobody", "WorkerException", "rank 0 raised ValueError after step 3: the colour is wrong"),
     case("torch/csrc/DataLoader.cpp", "DataWorkerDied", "DataLoader worker (pid 71) is killed by signal: Killed. "),
     case("torch/utils/data/dataloader.py", "DataWorkerDied", "DataLoader worker (pid(s) 71) exited unexpectedly"),
+    case(
+        "torch/utils/data/dataloader.py",
+        "DataWorkerDied",
+        f"DataLoader worker (pid(s) {', '.join(map(str, range(1071, 1103)))}) exited unexpectedly",
+    ),
+    case("torch/utils/data/dataloader.py", "WorkerException", "Pin memory thread exited unexpectedly"),
     case("threading.py", "TooManyThreads", "can't start new thread"),
     case(
         "gcsfuse/internal/fs/fs.go",
