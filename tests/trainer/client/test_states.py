@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,6 +79,40 @@ def test_a_state_without_a_file_may_have_a_slash_in_its_name(attach: Any) -> Non
     model, optimizer = model_and_optimizer()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     attach(model, optimizer, per_rank={"data/train": schedule}, **{"schedule/lr": schedule})
+
+
+class Loader:
+    """Has the state of its iterator, and makes one where there is none, as torchdata's StatefulDataLoader does."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._iterator: dict[str, int] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self._iterator = self._iterator or {"epoch": self.epoch}
+        return iter([self._iterator["epoch"]])
+
+    def state_dict(self) -> dict[str, int]:
+        self._iterator = self._iterator or {"epoch": self.epoch}
+        return self._iterator
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._iterator = None
+
+
+def test_the_epoch_that_is_set_after_attach_is_that_of_a_data_loader_with_a_state(
+    attach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchdata: Any = ModuleType("torchdata.stateful_dataloader")
+    torchdata.StatefulDataLoader = Loader
+    monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", torchdata)
+    loader, begun = Loader(), Loader()
+    batches = iter(begun)
+    attach(*model_and_optimizer(), per_rank={"loader": loader, "begun": begun})
+    loader.epoch = begun.epoch = 1
+    assert list(loader) == [1]
+    assert list(batches) == [0]
+    assert begun.state_dict() == {"epoch": 0}, "the iterator that the script has is the one that is saved"
 
 
 def test_a_frozen_parameter_in_no_state_is_not_refused(attach: Any) -> None:

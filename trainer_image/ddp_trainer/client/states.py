@@ -168,13 +168,25 @@ def _tried(name: str, value: Stateful, *, in_file: bool) -> list[Tensor]:
     a file of theirs, whose format has not every type.
     """
     tensors: dict[str, Tensor] = {}
+    begins = _begins_for_its_state(value)
     try:
         encode(value.state_dict(), name, tensors)
         if in_file:
             lay_out(tensors)
     except SnapshotError as error:
         raise UserError(f"{name} cannot be saved in a snapshot: {error}") from error
+    if begins:
+        value.load_state_dict({})  # it begins anew when the script iterates
     return list(tensors.values())
+
+
+def _begins_for_its_state(value: Stateful) -> bool:
+    """Whether it is a data loader of torchdata's that has no iterator yet: asked for its state, it makes one, with its
+    workers, of the data set and of the epoch of the sampler as they are then. The script may change both before its
+    first epoch, and a resumed run would go on in an order that this epoch did not have.
+    """
+    loader = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    return loader is not None and isinstance(value, loader) and getattr(value, "_iterator", None) is None
 
 
 def _check_trained(
