@@ -30,9 +30,13 @@ _PEER_LOST = re.compile(
 )
 _LOST_OVER_EFA = re.compile(_OVER_EFA, re.IGNORECASE)
 _FROM_OUTSIDE = re.compile(
-    r"^Caught \w{1,80} in DataLoader worker process \d|^Data processing error: |\bCAS service error\b", re.IGNORECASE
+    r"^Caught \w{1,80} in (DataLoader worker process \d|_(apply_udf|populate_queue|sort_worker)\b)"
+    r"|^Data processing error: |\bCAS service error\b",
+    re.IGNORECASE,
 )
-"""What torch raises again for a data loader worker, and hf_xet for a download: they talk to servers, not to ranks."""
+"""What torch raises again for a data loader worker, torchdata for a thread or process of its nodes, and hf_xet for a
+download: they talk to servers, not to ranks.
+"""
 _TIMED_OUT = re.compile(
     r"timed out waiting|collective operation timeout|socket timeout|: operation timed out!", re.IGNORECASE
 )

@@ -597,7 +597,8 @@ _PROGRAM = (
         r"|(aiohttp|botocore|fsspec|httpcore|httpx|requests|urllib3)[\w.]*\."
         r"(\w*(chunkedencoding|connect|maxretry|payload|timeout)\w*error|(remote)?protocolerror)"
         r"|(httpcore|httpx|requests)[\w.]*\.(connect|read|write)timeout\b"
-        r"|caught \w*(chunkedencoding|connect|maxretry|payload|protocol|timeout)\w* in dataloader worker"
+        r"|caught \w*(chunkedencoding|connect|maxretry|payload|protocol|timeout)\w* in "
+        r"(dataloader worker|_(apply_udf|populate_queue|sort_worker)\b)"
         r"|connectionerror: (server disconnected|couldn't reach '[^']{1,200}' on the hub \(\w*(connect|entry|timeout))"
         r"|: exit (6|7|18|28|35|52|55|56|92) \(read\)"  # curl in a pipe of WebDataset
         r"|train\.data\.datasetlost\b"
