@@ -20,7 +20,11 @@ what a look itself costs is subtracted precisely: looks that follow each other f
 ACTIVE_IO_BYTES: Final = 64 << 10
 """Read and written by processes that work between two looks."""
 
-_CLEANERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
+_TRACKER: Final = b"resource_tracker import main"
+"""In the command line of multiprocessing's, and of joblib's."""
+_MANAGER: Final = b"torch_shm_manag\n"
+"""torch's, as far as the kernel keeps the name of a program (proc_pid_comm(5))."""
+_INTERRUPTS: Final = 1 << (signal.SIGINT - 1) | 1 << (signal.SIGTERM - 1)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -83,12 +87,20 @@ def command(pid: int) -> str:
 def removes_shared_memory(pid: int) -> bool:
     """Whether it removes what other processes have left in /dev/shm once these have ended, and ends then: the resource
     tracker of multiprocessing, and torch's manager for its sharing strategy `file_system`.
+
+    Reading the command line of a process that the kernel holds on to may take as long as that does. So it is read only
+    where neither SIGINT nor SIGTERM reaches the process, as with a tracker from its start.
     """
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if Path(f"/proc/{pid}/comm").read_bytes() == _MANAGER:
+            return True
+        fields = _stat_fields(pid)
+        # blocked and ignored signals of proc_pid_stat(5), counted from the state, its third field
+        if not fields or (int(fields[29]) | int(fields[30])) & _INTERRUPTS != _INTERRUPTS:
+            return False
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return any(name in words for name in _CLEANERS)
 
 
 def state(pid: int) -> str | None:

@@ -303,8 +303,8 @@ class Supervisor:
         has to go takes it along, and may have little time.
         """
         began = time.monotonic()
-        spared = LEFT_SECONDS if self._stop.requested_at is not None else CLEANERS_SECONDS
         while (left := processes.descendants(os.getpid())) and (took := time.monotonic() - began) < 5.0:
+            spared = LEFT_SECONDS if self._stop.requested_at is not None else CLEANERS_SECONDS
             ended = [pid for pid in left if took >= spared or not processes.removes_shared_memory(pid)]
             processes.send(ended, signal.SIGKILL)
             self._wait(0.02)
