@@ -30,7 +30,7 @@ _PEER_LOST = re.compile(
 )
 _LOST_OVER_EFA = re.compile(_OVER_EFA, re.IGNORECASE)
 _FROM_OUTSIDE = re.compile(
-    r"^Caught \w{1,80} in (DataLoader worker process \d|_(apply_udf|populate_queue|sort_worker)\b)"
+    r"^Caught \w{1,80} in (DataLoader worker process \d|_(apply_udf|pin_memory_loop|populate_queue|sort_worker)\b)"
     r"|^Data processing error: |\bCAS service error\b",
     re.IGNORECASE,
 )

@@ -499,7 +499,7 @@ _FILES = (
         r"cannot identify image file|image file is truncated|truncated file read|badzipfile|not a zip file"
         r"|pytorchstreamreader failed|error while deserializing|safetensorerror|invalid load key|ran out of input"
         r"|unsupported operand \d|crc check failed|crc-?32 error|incorrect data check|corruptsnapshoterror"
-        r"|tarfile\.readerror|datalosserror|parquet magic bytes not found|\(truncated file: eof = ",
+        r"|tarfile\.readerror|\bdatalosserror|parquet magic bytes not found|\(truncated file: eof = ",
         "DataCorrupted",
         "A file is corrupt or cut short: find what loads it in the traceback; download data again and verify "
         "/mnt/shared/datasets, or remove a checkpoint, so that the script resumes from one before it.",
@@ -598,9 +598,9 @@ _PROGRAM = (
         r"(\w*(chunkedencoding|connect|maxretry|payload|timeout)\w*error|(remote)?protocolerror)"
         r"|(httpcore|httpx|requests)[\w.]*\.(connect|read|write)timeout\b"
         r"|caught \w*(chunkedencoding|connect|maxretry|payload|protocol|timeout)\w* in "
-        r"(dataloader worker|_(apply_udf|populate_queue|sort_worker)\b)"
+        r"(dataloader worker|_(apply_udf|pin_memory_loop|populate_queue|sort_worker)\b)"
         r"|connectionerror: (server disconnected|couldn't reach '[^']{1,200}' on the hub \(\w*(connect|entry|timeout))"
-        r"|: exit (6|7|18|28|35|52|55|56|92) \(read\)"  # curl in a pipe of WebDataset
+        r"|\bcurl\b.*: exit (6|7|18|28|35|52|55|56|92) \(read\)"  # in a pipe of WebDataset
         r"|train\.data\.datasetlost\b"
         r"|\b(429|5\d\d) (client|server) error",
         "NetworkError",
