@@ -15,8 +15,10 @@ from tests.trainer.client.one_rank import model_and_optimizer, step
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import RandomSampler
 
 import ddp_trainer
+from ddp_trainer.client.states import prepared
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.trust.disk import Disk
@@ -86,18 +88,24 @@ class Loader:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.sampler = RandomSampler(range(4), generator=torch.Generator())
+        self.next_iter_state: dict[str, int] | None = None
         self._iterator: dict[str, int] | None = None
 
     def __iter__(self) -> Iterator[int]:
-        self._iterator = self._iterator or {"epoch": self.epoch}
-        return iter([self._iterator["epoch"]])
+        return iter([self.state_dict()["epoch"]])
 
     def state_dict(self) -> dict[str, int]:
-        self._iterator = self._iterator or {"epoch": self.epoch}
+        if self._iterator is None:
+            drawn = torch.randint(9, ()) + torch.randint(9, (), generator=self.sampler.generator)
+            self._iterator = self.next_iter_state or {"epoch": self.epoch, "drawn": int(drawn)}
+            self.next_iter_state = None
         return self._iterator
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self._iterator = None
+        if state:
+            self.next_iter_state = state
 
 
 def test_the_epoch_that_is_set_after_attach_is_that_of_a_data_loader_with_a_state(
@@ -106,13 +114,26 @@ def test_the_epoch_that_is_set_after_attach_is_that_of_a_data_loader_with_a_stat
     torchdata: Any = ModuleType("torchdata.stateful_dataloader")
     torchdata.StatefulDataLoader = Loader
     monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", torchdata)
-    loader, begun = Loader(), Loader()
+    loader, begun, resumed = Loader(), Loader(), Loader()
     batches = iter(begun)
-    attach(*model_and_optimizer(), per_rank={"loader": loader, "begun": begun})
-    loader.epoch = begun.epoch = 1
+    resumed.load_state_dict({"epoch": 7})
+    attach(*model_and_optimizer(), per_rank={"loader": loader, "begun": begun, "resumed": resumed})
+    loader.epoch = begun.epoch = resumed.epoch = 1
     assert list(loader) == [1]
     assert list(batches) == [0]
-    assert begun.state_dict() == {"epoch": 0}, "the iterator that the script has is the one that is saved"
+    assert begun.state_dict()["epoch"] == 0, "the iterator that the script has is the one that is saved"
+    assert list(resumed) == [7], "the state that the script has loaded itself"
+
+
+def test_a_data_loader_that_is_attached_shuffles_as_it_would_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    torchdata: Any = ModuleType("torchdata.stateful_dataloader")
+    torchdata.StatefulDataLoader = Loader
+    monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", torchdata)
+    loader = Loader()
+    before, own = torch.get_rng_state(), loader.sampler.generator.get_state()
+    prepared({}, {"loader": loader}, ())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(loader.sampler.generator.get_state(), own)
 
 
 def test_a_frozen_parameter_in_no_state_is_not_refused(attach: Any) -> None:

@@ -6,10 +6,12 @@ A state that is refused when it is first saved, after an hour of training, is re
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
@@ -168,25 +170,36 @@ def _tried(name: str, value: Stateful, *, in_file: bool) -> list[Tensor]:
     a file of theirs, whose format has not every type.
     """
     tensors: dict[str, Tensor] = {}
-    begins = _begins_for_its_state(value)
     try:
-        encode(value.state_dict(), name, tensors)
+        with _left_to_begin(value):
+            encode(value.state_dict(), name, tensors)
         if in_file:
             lay_out(tensors)
     except SnapshotError as error:
         raise UserError(f"{name} cannot be saved in a snapshot: {error}") from error
-    if begins:
-        value.load_state_dict({})  # it begins anew when the script iterates
     return list(tensors.values())
 
 
-def _begins_for_its_state(value: Stateful) -> bool:
-    """Whether it is a data loader of torchdata's that has no iterator yet: asked for its state, it makes one, with its
-    workers, of the data set and of the epoch of the sampler as they are then. The script may change both before its
-    first epoch, and a resumed run would go on in an order that this epoch did not have.
+@contextmanager
+def _left_to_begin(value: Any) -> Iterator[None]:
+    """Around a question for its state, for a data loader of torchdata's that has no iterator yet: asked, it makes one,
+    with its workers, of the data set and of the epoch of the sampler as they are then. The script may change both
+    before its first epoch, and a resumed run would go on in an order that this epoch did not have. So it is left
+    without one, with the state that the script has loaded, and as if no random number had been drawn.
     """
     loader = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
-    return loader is not None and isinstance(value, loader) and getattr(value, "_iterator", None) is None
+    if loader is None or not isinstance(value, loader) or getattr(value, "_iterator", None) is not None:
+        yield
+        return
+    loaded = getattr(value, "next_iter_state", None)
+    own = (getattr(part, "generator", None) for part in (value, getattr(value, "sampler", None)))
+    generators = [(one, one.get_state()) for one in own if isinstance(one, torch.Generator)]
+    before = torch.get_rng_state()
+    yield
+    value.load_state_dict({} if loaded is None else loaded)
+    torch.set_rng_state(before)
+    for generator, state in generators:
+        generator.set_state(state)
 
 
 def _check_trained(
