@@ -99,7 +99,8 @@ async def test_series_and_memory_are_where_they_were_after_a_thousand_jobs_have_
         others, of_answers = _all_series(page)
         assert others == before, f"after wave {wave}: {sorted(others ^ before)}"
         foreign = {series for series in of_answers if LABELS_OF_ANSWERS.sub("", _labels(series))}
-        assert of_answers and not foreign, f"after wave {wave}: {sorted(foreign)}"
+        assert of_answers
+        assert not foreign, f"after wave {wave}: {sorted(foreign)}"
         memory.append(operator.resident_bytes())
     assert memory[-1] <= memory[0] + 24 * 2**20, [f"{resident / 2**20:.0f} MiB" for resident in memory]
 
