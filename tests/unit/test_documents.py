@@ -206,8 +206,15 @@ def test_every_file_that_the_architecture_names_is_there() -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=_name)
 def test_every_value_that_helm_is_given_in_a_document_is_one_of_the_chart(page: Path) -> None:
-    for key in re.findall(r"--set ([\w.]+)=", page.read_text()):
+    for key in re.findall(r"--set(?:-json)? '?([\w.]+)=", page.read_text()):
         assert _is_value_of_the_chart(key), key
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=_name)
+def test_no_document_has_helm_take_a_number_for_a_text(page: Path) -> None:
+    """To `--set` all but whole numbers are texts, which the schema of the chart refuses. `--set-json` knows them."""
+    given = [pair for pairs in re.findall(r"--set (\S+=\S+)", page.read_text()) for pair in pairs.split(",")]
+    assert [pair for pair in given if re.search(r"=-?\d*\.\d+`?$", pair)] == []
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=_name)
