@@ -22,6 +22,7 @@ from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
 from ddpjob_operator.core.values.job import Bounds
+from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.wire.jobs import parse_job
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,24 @@ def test_every_make_target_in_a_document_exists(page: Path) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
     named = set(re.findall(r"(?:^|`|= ?)(?:[A-Z_]+=\S* )*make ((?:[a-z][a-z-]* ?)+)", page.read_text(), re.M))
     assert {target for names in named for target in names.split()} <= targets
+
+
+def test_what_is_removed_by_hand_from_a_pod_is_the_operators_finalizer_alone() -> None:
+    """Kueue has one of its own on the pods of a group, by which it knows how they end."""
+    (script,) = (text for text in _blocks(ROOT / "docs/upgrading.md", "sh") if "finalizers" in text)
+    assert f'eq $held "{FINALIZER}"' in script
+    (patch,) = re.findall(r'--patch "(.+?[^\\])"\n', script, re.DOTALL)
+    place = "/metadata/finalizers/1"
+    assert json.loads(patch.replace('\\"', '"').replace("$index", "1")) == [
+        {"op": "test", "path": place, "value": FINALIZER},
+        {"op": "remove", "path": place},
+    ]
+
+
+def test_an_uninstallation_without_helm_keeps_the_jobs() -> None:
+    """`kubectl delete -k` of an overlay would delete the CRD, and with it every DDPJob."""
+    (script,) = (text for text in _blocks(ROOT / "docs/upgrading.md", "sh") if "delete -k" in text)
+    assert re.findall(r"delete -k (\S+)", script) == ["manifests/policies"]
 
 
 def test_gitops_tools_know_every_phase() -> None:
