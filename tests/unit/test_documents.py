@@ -197,6 +197,16 @@ def test_every_setting_of_the_operator_is_documented_with_its_default() -> None:
         assert documented[name].lower() == shown.lower(), name
 
 
+def test_the_settings_that_the_chart_does_not_take_are_named() -> None:
+    """Helm refuses them in `settings`: what the chart has made of them is in its templates too."""
+    schema = json.loads((ROOT / "charts/ddpjob-operator/values.schema.json").read_text())
+    taken = schema["properties"]["settings"]["propertyNames"]["enum"]
+    without_value = {name.strip("`") for name, *_, meaning in _SETTINGS if "Chart: " not in meaning}
+    (said,) = re.findall(r"\. ([^.]+) cannot be set with the chart\.", (ROOT / "docs/settings.md").read_text())
+    named = {f"{settings.PREFIX}{name}" for name in re.findall(r"`(\w+)`", said)}
+    assert named == without_value - {f"{settings.PREFIX}{name}" for name in taken}
+
+
 @pytest.mark.parametrize(
     ("variable", "allowed"), [(row[0].strip("`"), row[2]) for row in _SETTINGS if " to " in row[2]]
 )
