@@ -22,6 +22,7 @@ from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event, ReadWarnings
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 STARTUP_GRACE_SECONDS = 3.0
@@ -35,7 +36,7 @@ LONGEST_WAIT_SECONDS = 60.0
 """Between two looks into a pod's events."""
 
 NO_SCHEDULER_SECONDS = 30.0
-"""How long a pod may wait before a scheduler has looked at it."""
+"""How long a pod may wait before a scheduler has said anything of it."""
 
 
 NOT_SCHEDULED = "NotScheduled"
@@ -64,7 +65,14 @@ HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "Unschedulable",
         r"unbound immediate PersistentVolumeClaims",
-        "The claim is not bound: check that its StorageClass exists and supports the access mode and size.",
+        "The claim is not bound: check that its StorageClass exists and supports the access mode and size. To change "
+        "them, delete the claim along with the job: a claim that is there is used again as it is.",
+    ),
+    (
+        "SchedulerError",
+        r"binding volumes|provisioning failed for PVC",
+        "The volume of the claim was not made: its events say why (kubectl describe pvc). To change its StorageClass, "
+        "access mode or size, delete the claim along with the job: a claim that is there is used again as it is.",
     ),
     (
         "Unschedulable",
@@ -167,7 +175,13 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         r"serviceaccount \S+ not found",
         "Create the ServiceAccount, or correct podTemplate.spec.serviceAccountName.",
     ),
-    (NOT_SCHEDULED, r"", "Check that the scheduler of the pod (schedulerName) is installed and running."),
+    (
+        NOT_SCHEDULED,
+        r"",
+        "As long as the claim is not bound, the scheduler may wait for its volume, ten minutes without a word: the "
+        "claim's events say why (kubectl describe pvc). Otherwise, check that the scheduler of the pod (schedulerName) "
+        "is installed and running.",
+    ),
 )
 """What to do about a reason, where the words that come with it match."""
 
@@ -264,7 +278,9 @@ def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:
     if warned is not None and warned.reason:
         return _advised(warned.reason, f"pod {pod.name}: {warned.message or warned.reason}")
     if min(waited, _age(look, pod)) >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
-        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has processed it")
+        # nor does one that has chosen a node and waits for a volume there (volumeBindingMode WaitForFirstConsumer)
+        claim = look.job.spec.shared.claim_name or pvc_name(look.job.name)
+        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has said anything of it, whose claim is {claim}")
     return None
 
 

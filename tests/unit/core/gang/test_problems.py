@@ -116,6 +116,12 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
             "A claim of the operator's is created again.",
         ),
         ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "StorageClass"),
+        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "delete the claim along with the job"),
+        (
+            "SchedulerError",
+            'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded',
+            "kubectl describe pvc",
+        ),
         ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "No node"),
@@ -163,10 +169,15 @@ def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> 
         assert hint in found.message.partition(said.rstrip("."))[2]
 
 
-def test_a_pod_that_nobody_schedules_is_named() -> None:
-    found = startup_problem(at(make_job(restarting(30))), (nowhere(1),))
+@pytest.mark.parametrize(("shared", "claim"), [({}, "digits-shared"), ({"claimName": "mine"}, "mine")])
+def test_a_pod_that_nobody_schedules_is_named_with_the_claim_that_a_scheduler_may_wait_for(
+    shared: dict[str, str], claim: str
+) -> None:
+    """A scheduler that waits for a volume at the node that it has chosen sets no condition."""
+    found = startup_problem(at(make_job(restarting(30), shared=shared)), (nowhere(1),))
     assert found is not None
-    assert found.message.startswith("pod digits-0-1: no scheduler has processed it. Check")
+    said = f"pod digits-0-1: no scheduler has said anything of it, whose claim is {claim}. As long as the claim is not"
+    assert found.message.startswith(said)
 
 
 def test_the_pod_that_does_not_fit_is_named_and_not_those_that_the_scheduler_holds_back_for_it() -> None:
