@@ -11,6 +11,7 @@ import pytest
 from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
 from tests.support import kubernetes_schemas
 
+from ddpjob_operator.follow.doctor.operator import OPERATOR_LABEL, is_operator
 from ddpjob_operator.page.server import is_own_host
 from ddpjob_operator.page.volumes import Volumes
 
@@ -69,6 +70,14 @@ def test_its_pods_are_none_of_the_operators() -> None:
     others = [item for item in of_kind("Service", rendered(ON)) if item["metadata"]["name"] != NAME]
     assert others
     assert not any(item["spec"]["selector"].items() <= labels.items() for item in others)
+
+
+def test_doctor_and_version_take_it_for_no_operator() -> None:
+    name, _, value = OPERATOR_LABEL.partition("=")
+    found = of_kind("Deployment", rendered(ON | {"shards": 2}))
+    assert {item["metadata"]["labels"][name] for item in found} == {value}, "by which they look for operators"
+    operators = {item["metadata"]["name"] for item in found if is_operator(item)}
+    assert operators == {"ddpjob-operator-shard-0", "ddpjob-operator-shard-1"}
 
 
 def test_it_is_confined_like_the_operator_and_probed_by_a_request_it_answers() -> None:

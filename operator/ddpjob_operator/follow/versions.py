@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpjob_operator.follow.doctor.operator import OPERATOR_LABEL
+from ddpjob_operator.follow.doctor.operator import OPERATOR_LABEL, is_operator
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.paths import collection
@@ -30,7 +30,7 @@ async def operator_versions(client: Client) -> list[OperatorVersion]:
     """
     path = collection("apps/v1", "deployments", None)
     items, _ = await client.list(path, "deployments", labelSelector=OPERATOR_LABEL)
-    return [version_of(item) for item in items]
+    return [version_of(item) for item in items if is_operator(item)]
 
 
 def version_of(deployment: Json) -> OperatorVersion:

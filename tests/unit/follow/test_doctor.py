@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from tests.unit.answers import Server, ok
 
 from ddpjob_operator.core.manifests.bounds import is_gpu
 from ddpjob_operator.core.values.names import LABEL_MANAGED_BY, MANAGED_BY
@@ -31,6 +33,9 @@ from ddpjob_operator.follow.doctor.findings import Finding, Level, summary
 from ddpjob_operator.follow.doctor.nodes import normal
 from ddpjob_operator.follow.doctor.operator import NEEDED, USEFUL
 from ddpjob_operator.follow.doctor.policies import OF_A_POD, matches
+from ddpjob_operator.follow.doctor.read import _Ask
+from ddpjob_operator.follow.versions import operator_versions
+from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.submit.check import check
 
 NOW = datetime(2030, 1, 1, 12, 0, tzinfo=UTC)
@@ -475,3 +480,20 @@ def test_a_finding_is_one_line_with_its_fix_below_without_control_characters() -
         "problem  nodes         none[2J takes pods",
         "                       fix: add one",
     ]
+
+
+async def test_the_dashboard_of_the_chart_is_no_operator(server: Server, client: Client) -> None:
+    """It has the label of the release too. It was one that serves every namespace, and holds another Lease."""
+    operator, dashboard, held = deployment(), deployment(), lease(timedelta(seconds=2))
+    for found, of in ((operator, "ddpjob-operator"), (dashboard, "ddpjob-dashboard")):
+        found["spec"]["template"]["metadata"] = {"labels": {"app.kubernetes.io/name": of}}
+    dashboard["metadata"]["name"] = "ddpjob-operator-dashboard"
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/leases/" in request.path:
+            return ok(held)
+        return ok({"metadata": {"resourceVersion": "1"}, "items": [dashboard, operator]})
+
+    server.answers = [answer]
+    assert await _Ask(client, "ml").operators() == ((operator,), (held,))
+    assert [version.name for version in await operator_versions(client)] == ["ddpjob-operator"]

@@ -14,7 +14,7 @@ from ddpjob_operator.tenancy import OF_THE_CLUSTER
 from ddpjob_operator.wire.objects import Object, parse_time
 
 OPERATOR_LABEL = "app.kubernetes.io/name=ddpjob-operator"
-"""Of its Deployments, however it was installed."""
+"""Of its Deployments, however it was installed; of the dashboard's too (`is_operator`)."""
 LEASE = "ddpjob-operator"
 """Its name where nothing else is set."""
 _LEASE_LATE = timedelta(seconds=60)
@@ -133,6 +133,13 @@ def lease_name(deployment: Object) -> str:
     given = environment(deployment)
     name = given.get("DDPJOB_OPERATOR_LEASE_NAME") or LEASE
     return shard_lease(name, _shard(deployment).number) if _shard(deployment).count > 1 else name
+
+
+def is_operator(deployment: Object) -> bool:
+    """Whether pods of a Deployment with that label are the operator's: those of the chart's dashboard have another."""
+    name, _, value = OPERATOR_LABEL.partition("=")
+    metadata = deployment["spec"]["template"].get("metadata") or {}
+    return bool((metadata.get("labels") or {}).get(name, value) == value)
 
 
 def serves(deployment: Object, namespace: str) -> bool:

@@ -17,6 +17,7 @@ from ddpjob_operator.follow.doctor.operator import (
     NEEDED,
     OPERATOR_LABEL,
     USEFUL,
+    is_operator,
     lease_name,
     serves,
     trainer_image,
@@ -149,6 +150,8 @@ class _Ask:
         """Deployments of the operator, and the Leases of those that serve the namespace; of one that runs elsewhere,
         the Leases of the usual name."""
         deployments = await self.objects(collection("apps/v1", "deployments", None), labelSelector=OPERATOR_LABEL)
+        if not isinstance(deployments, Unread):
+            deployments = tuple(filter(is_operator, deployments))
         if isinstance(deployments, Unread) or not deployments:
             path = collection("coordination.k8s.io/v1", "leases", None)
             return deployments, await self.objects(path, fieldSelector=f"metadata.name={LEASE}")
