@@ -173,8 +173,8 @@ _STARTUP = "Degraded=True, Scheduled=False"
 STARTUP = (
     Reason("Unschedulable", _STARTUP, "The scheduler finds no node for a pod."),
     Reason("SchedulingGated", "Scheduled=False", "A queue holds the pods back.", "Wait for the queue."),
-    Reason("NotScheduled", _STARTUP, "No scheduler has said anything of a pod for 30 s."),
-    Reason("SchedulerError", _STARTUP, "The scheduler has chosen a node for a pod, and could not bind it there."),
+    Reason("NotScheduled", _STARTUP, "No scheduler has said anything about a pod for 30 s."),
+    Reason("SchedulerError", _STARTUP, "The scheduler has met an error, such as a volume that was not made in time."),
     Reason("ErrImagePull", _STARTUP, "An image cannot be pulled. Includes ImagePullBackOff."),
     Reason("ErrImageNeverPull", _STARTUP, "The image is not on the node, and imagePullPolicy is Never."),
     Reason("InvalidImageName", _STARTUP, "The image name is invalid."),

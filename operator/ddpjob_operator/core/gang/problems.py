@@ -36,7 +36,7 @@ LONGEST_WAIT_SECONDS = 60.0
 """Between two looks into a pod's events."""
 
 NO_SCHEDULER_SECONDS = 30.0
-"""How long a pod may wait before a scheduler has said anything of it."""
+"""How long a pod may wait before a scheduler has said anything about it."""
 
 
 NOT_SCHEDULED = "NotScheduled"
@@ -56,6 +56,12 @@ _WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 _NUMBER = re.compile(r"\d+")
 
 
+_NO_VOLUME = (
+    "A claim has no volume: its events say why (kubectl describe pvc). To change its StorageClass, access mode or "
+    "size, delete it along with the job: a claim that is there is used again as it is."
+)
+
+
 HINTS: tuple[tuple[str, str, str], ...] = (
     (
         "Unschedulable",
@@ -68,12 +74,9 @@ HINTS: tuple[tuple[str, str, str], ...] = (
         "The claim is not bound: check that its StorageClass exists and supports the access mode and size. To change "
         "them, delete the claim along with the job: a claim that is there is used again as it is.",
     ),
-    (
-        "SchedulerError",
-        r"binding volumes|provisioning failed for PVC",
-        "The volume of the claim was not made: its events say why (kubectl describe pvc). To change its StorageClass, "
-        "access mode or size, delete the claim along with the job: a claim that is there is used again as it is.",
-    ),
+    # a claim that waits for its volume at the node of another pod; that the others are full says nothing then
+    ("Unschedulable", r"didn't find available persistent volumes", _NO_VOLUME),
+    ("SchedulerError", r"bind(ing)? volumes", _NO_VOLUME),
     (
         "Unschedulable",
         r"Insufficient \S+|Too many pods",
@@ -280,7 +283,7 @@ def _of_pod(look: Look, pod: PodView, waited: float) -> Problem | None:
     if min(waited, _age(look, pod)) >= NO_SCHEDULER_SECONDS and not (pod.scheduled or pod.node_name):
         # nor does one that has chosen a node and waits for a volume there (volumeBindingMode WaitForFirstConsumer)
         claim = look.job.spec.shared.claim_name or pvc_name(look.job.name)
-        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has said anything of it, whose claim is {claim}")
+        return _advised(NOT_SCHEDULED, f"pod {pod.name}: no scheduler has said anything about it; its claim is {claim}")
     return None
 
 

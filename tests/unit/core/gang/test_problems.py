@@ -122,6 +122,12 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
             'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded',
             "kubectl describe pvc",
         ),
+        (
+            "Unschedulable",
+            "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't find available persistent "
+            "volumes to bind.",
+            "kubectl describe pvc",
+        ),
         ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
         ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "No node"),
@@ -176,7 +182,7 @@ def test_a_pod_that_nobody_schedules_is_named_with_the_claim_that_a_scheduler_ma
     """A scheduler that waits for a volume at the node that it has chosen sets no condition."""
     found = startup_problem(at(make_job(restarting(30), shared=shared)), (nowhere(1),))
     assert found is not None
-    said = f"pod digits-0-1: no scheduler has said anything of it, whose claim is {claim}. As long as the claim is not"
+    said = f"pod digits-0-1: no scheduler has said anything about it; its claim is {claim}. As long as the claim is not"
     assert found.message.startswith(said)
 
 
