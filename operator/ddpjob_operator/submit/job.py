@@ -13,7 +13,7 @@ from typing import Any
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.submit.pack import FETCHED, NOTHING, BadCode, PackedCode, name_of, pack
+from ddpjob_operator.submit.pack import FETCHED, NOTHING, BadCode, PackedCode, name_of, pack, pattern_that_sends
 from ddpjob_operator.wire.links import annotations_of_links
 
 Content = dict[str, Any]
@@ -145,7 +145,8 @@ def _missing(path: str, packed: PackedCode) -> str:
         plain = os.path.relpath(os.path.realpath(packed.folder / path), os.path.realpath(packed.folder))
         if plain in packed.paths:
             return f"{path!r} is {plain} of that folder; write its path so"
-        return f"{path!r} is left out, because .gitignore or .ddpjobignore lists it; add `!{path}` to .ddpjobignore"
+        sends = pattern_that_sends(packed.folder, path)
+        return f"{path!r} is left out, because .gitignore or .ddpjobignore lists it; add `{sends}` to .ddpjobignore"
     close = difflib.get_close_matches(path, packed.paths, n=1)
     hint = f"did you mean {close[0]}?" if close else "write its path in that folder"
     return f"{path!r} is not in {packed.folder}; {hint}"

@@ -313,6 +313,18 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
     return False
 
 
+def pattern_that_sends(folder: Path, path: str) -> str:
+    """The line of .ddpjobignore that sends a file which is left out. In a folder that is listed it is that of the
+    folder, the outermost one: as in git, nothing in there is looked at.
+    """
+    rules = [*_rules_above(folder), *_rules_of(folder)]
+    for around in reversed(PurePosixPath(path).parents[:-1]):
+        if _is_left_out(folder / around, rules, [], {}, folder):
+            return f"!{around}/"
+        rules += _rules_of(folder / around)
+    return f"!{path}"
+
+
 def _is_marked(folder: Path) -> bool:
     """Whether it is a virtual environment, or from `ddpjob code`. One that may not be entered does not show it."""
     try:

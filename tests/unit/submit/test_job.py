@@ -149,13 +149,37 @@ def test_what_is_wrong_is_one_line_with_the_way_out(here: Path, given: Given, sa
     assert said in line
 
 
-def test_a_script_that_is_ignored_is_not_a_misspelling(here: Path) -> None:
-    (here / ".gitignore").write_text("src/\n")
+@pytest.mark.parametrize(
+    ("listed", "sends"),
+    [
+        ("src/\n", "!src/"),  # as in git, nothing in a folder that is listed is looked at
+        ("*.py\n", "!src/train.py"),
+        ("src/train.py\n", "!src/train.py"),
+        ("src/*\n", "!src/train.py"),
+    ],
+)
+def test_a_script_that_is_ignored_is_not_a_misspelling(here: Path, listed: str, sends: str) -> None:
+    (here / ".gitignore").write_text(listed)
     (line,) = problems(Given("src/train.py"))
     assert line == (
         "spec.entrypoint.script: 'src/train.py' is left out, because .gitignore or .ddpjobignore lists it; add "
-        "`!src/train.py` to .ddpjobignore"
+        f"`{sends}` to .ddpjobignore"
     )
+    (here / ".ddpjobignore").write_text(f"{sends}\n")
+    code = read_given(Given("src/train.py")).code
+    assert code is not None
+    assert "src/train.py" in code.paths
+
+
+def test_a_script_in_a_folder_within_one_that_is_ignored_names_the_outer_one(here: Path) -> None:
+    (here / "src" / "lib").mkdir()
+    (here / "src" / "lib" / "train.py").write_text("print(2)")
+    (here / ".gitignore").write_text("lib/\n")
+    (line,) = problems(Given("src/lib/train.py"))
+    assert line.endswith("add `!src/lib/` to .ddpjobignore")
+    (here / ".gitignore").write_text("lib/\nsrc/\n")
+    (line,) = problems(Given("src/lib/train.py"))
+    assert line.endswith("add `!src/` to .ddpjobignore")
 
 
 def test_a_requirements_file_may_be_named_by_any_path_that_leads_to_it(here: Path) -> None:
