@@ -300,7 +300,10 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
     is_secret = _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder) is True
     for folder, spec in reversed(rules):
         base = path if path.is_relative_to(folder) else path.resolve()
-        found = _matches(spec, base.relative_to(folder).as_posix(), is_folder)
+        below = base.relative_to(folder).as_posix()
+        found = _matches(spec, below, is_folder)
+        if found is False and is_secret and _is_of_folder_around(spec, below, is_folder):
+            break
         if found is not None:
             if found and is_folder and path.parent == top:
                 left_out.append(f"{path.name}/: is listed in .gitignore or .ddpjobignore")
@@ -311,6 +314,18 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
         left_out.append(f"{path.relative_to(top)}{end}: may be a secret; `!{path.name}{end}` in .ddpjobignore sends it")
         return True
     return False
+
+
+def _is_of_folder_around(spec: GitIgnoreSpec, path: str, is_folder: bool) -> bool:
+    """Whether the pattern that decides is of a folder around the path, as `!data/` is: who writes that asks for data,
+    and for no secret in there, unless the folder is one of secrets.
+    """
+    around = PurePosixPath(path).parents[:-1]
+    index = spec.check_file(f"{path}/" if is_folder else path).index
+    if index is None or any(_matches(_SECRET_FOLDERS, folder.name, True) for folder in around):
+        return False
+    pattern = list(spec.patterns)[index]
+    return any(pattern.match_file(f"{folder}/") is not None for folder in around)
 
 
 def pattern_that_sends(folder: Path, path: str) -> str:

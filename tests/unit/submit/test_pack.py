@@ -213,6 +213,19 @@ def test_credentials_of_usual_tools_are_secrets(folder: Path, path: str, named: 
     assert path in pack(folder).paths
 
 
+@pytest.mark.parametrize("pattern", ["!data/", "!data/**", "!*"])
+def test_a_pattern_that_sends_a_folder_sends_no_secret_in_it(folder: Path, pattern: str) -> None:
+    """Such as `!data/`, which a line about an ignored folder names."""
+    write(folder, **{".gitignore": "data/\n", ".ddpjobignore": f"{pattern}\n"})
+    write(folder, **{"data/x": "", "data/raw/.env": "TOKEN=1", "data/.aws/credentials": "", ".ssh/id_rsa": ""})
+    packed = pack(folder)
+    assert "data/x" in packed.paths
+    assert not {"data/raw/.env", "data/.aws/credentials"} & packed.paths
+    assert "data/raw/.env: may be a secret; `!.env` in .ddpjobignore sends it" in packed.left_out
+    (folder / ".ddpjobignore").write_text(f"{pattern}\n!.env\n!.ssh/\n")
+    assert {"data/x", "data/raw/.env", ".ssh/id_rsa"} <= pack(folder).paths
+
+
 def test_a_public_key_and_a_module_of_such_a_name_are_sent(folder: Path) -> None:
     names = {"id_rsa.pub", "kubeconfig.py", "aws/credentials.py", "docker/config.json"}
     write(folder, **dict.fromkeys(names, ""))
