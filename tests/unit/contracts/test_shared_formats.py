@@ -20,7 +20,7 @@ from ddp_trainer.logs.losses import LossLog
 from ddp_trainer.snapshots.trust.fence import Attempt, Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.api.template_rules import is_reserved
+from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved
 from ddpjob_operator.core.failure import detect as operator_exits
 from ddpjob_operator.core.ledger.progress import with_report
 from ddpjob_operator.core.manifests.admitted import Admitted
@@ -78,8 +78,7 @@ def test_the_trainer_understands_the_environment_that_the_operator_sets() -> Non
 
 
 def test_every_variable_that_the_operator_sets_is_in_the_document() -> None:
-    missing = [name for name in pod_environment() if name not in DOCUMENT and name not in ("HOME", "PYTHONUNBUFFERED")]
-    assert missing == []
+    assert [name for name in pod_environment() if name not in DOCUMENT] == []
 
 
 @pytest.mark.parametrize(("most", "seconds"), [(60, 300), (180, 300), (300, 420), (3600, 900)])
@@ -93,6 +92,8 @@ def test_a_job_cannot_override_a_variable_of_the_contract() -> None:
     ours = [name for name in pod_environment() if name.startswith("DDPJOB_") or name == "POD_IP"]
     assert len(ours) > 15
     assert all(is_reserved(name) for name in ours)
+    reserved = [*RESERVED_ENV, *(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)]
+    assert [name for name in reserved if f"`{name}`" not in DOCUMENT] == []
 
 
 @pytest.mark.parametrize(
