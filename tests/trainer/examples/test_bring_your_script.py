@@ -52,6 +52,17 @@ def test_the_script_runs_before_as_in_a_job_and_afterwards_has_snapshots_or_chec
     assert [event["step"] for event in job.events("resumed")] == [max(verified)]
 
 
+@pytest.mark.parametrize("name", ["own_files", "with_dcp", "with_accelerate"])
+def test_a_script_that_saves_itself_saves_its_last_step_before_any_save_is_due(
+    job: Volume, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(job.root)
+    (job.root / "after.py").write_text(lines(DIFFS[name], "+"))
+    job.trained(2, "after.py", DDPJOB_SNAPSHOT_EVERY="1000steps")
+    store = SnapshotStore(job.checkpoints, keep=1, fence=None, series="checkpoint")
+    assert [store.verify(step).step for step in store.steps()] == [20]
+
+
 def test_the_page_shows_a_script_for_each_way() -> None:
     libraries = ["with_transformers", "with_lightning", "with_accelerate"]
     assert list(DIFFS) == ["train", "recovers", "own_files", "with_dcp", *libraries]

@@ -432,7 +432,7 @@ class Run:
 
     def should_save(self) -> bool:
         """For a program that saves itself: whether the job's save interval, or a stop, asks for a checkpoint after this
-        step, until there is one; the same on every rank.
+        step, until there is one; the same on every rank. That it is the last step is for the program to know.
         """
         return self._files.should_save
 

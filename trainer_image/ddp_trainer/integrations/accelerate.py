@@ -4,7 +4,7 @@ run = ddp_trainer.attach()
 for step in range(load_state(run, accelerator), steps):
     ...
     run.step_end(loss)
-    if run.should_save():
+    if run.should_save() or run.step == steps:
         save_state(run, accelerator)
     if run.should_stop():
         break
