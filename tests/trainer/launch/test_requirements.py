@@ -109,6 +109,17 @@ def test_node_rank_0_installs_once_for_all_beside_what_the_image_has(required, t
 
 
 @pytest.mark.processes
+def test_wheels_on_the_volume_are_named_by_its_variable(required, monkeypatch) -> None:
+    """As docs/bring-your-script.md has it: with `ddpjob run` the volume is another folder than in a pod."""
+    pod = required("--no-index\n--find-links ${DDPJOB_SHARED}/wheels\ngreeting\n")
+    wheel(pod.shared / "wheels")
+    monkeypatch.setenv("DDPJOB_SHARED", str(pod.shared))
+    folder = packages(pod, go_on)
+    assert folder is not None
+    assert (folder / "greeting.py").exists()
+
+
+@pytest.mark.processes
 def test_requirements_that_contradict_the_image_are_one_error_with_the_words_of_pip(required, tmp_path) -> None:
     wheel(tmp_path / "wheels", requires="torch<1")
     says = (
