@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import NamedTuple
 
 from pathspec import GitIgnoreSpec
 
@@ -58,7 +59,8 @@ _SECRETS = GitIgnoreSpec.from_lines([
 _SECRET_FOLDERS = GitIgnoreSpec.from_lines([".ssh/", ".aws/", ".kube/", ".docker/", ".gnupg/"])
 """In a home directory, which may be the folder of a first try."""
 _UNPRINTABLE = re.compile(r"[\0-\x1f\x7f-\x9f\ud800-\udfff]")
-_IGNORE_FILES = (".gitignore", ".ddpjobignore")
+_OURS = ".ddpjobignore"
+_IGNORE_FILES = (".gitignore", _OURS)
 
 
 class BadCode(ValueError):
@@ -257,8 +259,13 @@ def _unprintable(path: Path, folder: Path) -> str:
     return f"{str(path.relative_to(folder))!r}: has a name that cannot be printed"
 
 
-Rules = tuple[Path, GitIgnoreSpec]
-"""Patterns, and the folder that they are relative to."""
+class Rules(NamedTuple):
+    """The patterns of a file, and the folder that they are relative to."""
+
+    folder: Path
+    spec: GitIgnoreSpec
+    is_ours: bool
+    """Of .ddpjobignore, which has the last word over git's files, also of folders further in."""
 
 
 def _rules_of(folder: Path) -> Iterator[Rules]:
@@ -267,7 +274,8 @@ def _rules_of(folder: Path) -> Iterator[Rules]:
             text = (folder / name).read_text("utf-8-sig", errors="replace")
         except OSError:
             continue
-        yield folder, GitIgnoreSpec.from_lines(line for line in text.splitlines() if _is_pattern(line))
+        spec = GitIgnoreSpec.from_lines(line for line in text.splitlines() if _is_pattern(line))
+        yield Rules(folder, spec, name == _OURS)
 
 
 def _is_pattern(line: str) -> bool:
@@ -290,7 +298,9 @@ def _rules_above(folder: Path) -> list[Rules]:
 
 
 def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: dict[str, int], top: Path) -> bool:
-    """As git decides: the last pattern that matches wins, and the innermost file of patterns comes last."""
+    """As git decides: the last pattern that matches wins, and the innermost file of patterns comes last, ours after
+    all of git's.
+    """
     is_folder = path.is_dir()
     end = "/" if is_folder else ""
     if is_folder and _is_marked(path):
@@ -298,7 +308,8 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
     if _matches(_NO_CODE, path.name, is_folder):
         return True
     is_secret = _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder) is True
-    for folder, spec in reversed(rules):
+    by_weight = sorted(rules, key=lambda rule: rule.is_ours)
+    for folder, spec, _ in reversed(by_weight):
         base = path if path.is_relative_to(folder) else path.resolve()
         below = base.relative_to(folder).as_posix()
         found = _matches(spec, below, is_folder)

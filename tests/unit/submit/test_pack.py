@@ -115,6 +115,18 @@ def test_ddpjobignore_is_read_after_gitignore(folder: Path) -> None:
     assert pack(folder).paths == {"train.py", "pkg/__init__.py", "run.sh", "small.bin", ".gitignore", ".ddpjobignore"}
 
 
+@pytest.mark.parametrize("listed", ["*\n!.gitignore\n", "*.bin\n"])
+def test_ddpjobignore_is_read_after_each_gitignore_further_in(folder: Path, listed: str) -> None:
+    """As in a folder of data that git keeps empty. The advice in the line about it had no effect."""
+    write(folder, **{"data/.gitignore": listed, "data/train.bin": "", "data/val.bin": ""})
+    (line,) = pack(folder).left_out
+    assert line.startswith("data/train.bin, data/val.bin: ")
+    write(folder, **{".ddpjobignore": "!data/train.bin\n*.yaml\n", "configs/.gitignore": "!*.yaml\n"})
+    paths = pack(folder).paths
+    assert "data/train.bin" in paths
+    assert not {"data/val.bin", "configs/größe.yaml"} & paths
+
+
 def test_what_is_no_code_is_left_out(folder: Path) -> None:
     expected = pack(folder)
     write(
