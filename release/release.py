@@ -96,7 +96,7 @@ def _replace(file: Path, old: str, new: str) -> None:
 def package_plugin(into: Path) -> Path:
     """The archive that krew downloads: a launcher and the wheel in `into`; beside it the manifest with its checksum.
 
-    The same files give the same bytes, whoever packs them and when.
+    The same files give the same bytes, on any machine and at any time.
     """
     name = version()
     wheel = into / f"ddpjob-{Version(name)}-py3-none-any.whl"  # its name has 0.2.0-rc.1 as 0.2.0rc1

@@ -32,7 +32,7 @@ def may_be_on_volume_alone(status: DDPJobStatus, wanted: Wanted) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VolumeLogs:
-    """The logs on a volume. Whoever stops reading early closes the generator, which deletes the pod."""
+    """The logs on a volume. A caller that stops reading early closes the generator, which deletes the pod."""
 
     client: Client
     namespace: str

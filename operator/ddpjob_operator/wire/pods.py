@@ -271,7 +271,7 @@ def deletion_began(obj: Object) -> datetime | None:
 
 
 def _without_grace(until: datetime, metadata: Object) -> datetime:
-    """Whoever deletes a pod chooses its grace, up to 2^63 - 1 seconds, which no calendar has."""
+    """The client that deletes a pod chooses its grace, up to 2^63 - 1 seconds, which no calendar has."""
     grace = metadata.get("deletionGracePeriodSeconds") or 0
     return until - timedelta(seconds=min(grace, _LONGEST_GRACE_SECONDS))
 

@@ -41,7 +41,7 @@ _on_cut: OnCut | None = None
 _destroying = threading.Event()
 _destroyed = threading.Event()
 _ending = threading.Lock()
-"""Whoever has it ends the process, and has files closed only once."""
+"""The thread that holds it ends the process, and has files closed only once."""
 
 
 def end_after_exit_handlers() -> None:
