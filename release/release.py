@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "ddpjob-operator"
 KREW = ROOT / "manifests" / "krew"
 DIST = ROOT / "dist"
+NOTES_CHARACTERS = 124_000
+"""GitHub refuses more than 125,000 characters ("body is too long")."""
 IMAGES_NAMED = (
     "manifests/base/deployment.yaml",
     "manifests/samples/gpus.yaml",
@@ -70,6 +72,16 @@ def section(wanted: str, root: Path = ROOT) -> str:
         rf"^## \[{re.escape(wanted)}\] - \d{{4}}-\d\d-\d\d\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
     )
     return found[1].strip() if found else ""
+
+
+def notes(wanted: str, root: Path = ROOT) -> str:
+    """What the page of a release says: the section of its version, up to the last whole entry that GitHub takes."""
+    whole = section(wanted, root)
+    if len(whole) <= NOTES_CHARACTERS:
+        return whole
+    rest = f"\n\nThe rest is in CHANGELOG.md of the tag v{wanted}."
+    kept = whole[: NOTES_CHARACTERS - len(rest)]
+    return kept[: kept.rindex("\n- ")].rstrip() + rest
 
 
 def package_chart(into: Path, registry: str = "") -> Path:
@@ -127,7 +139,7 @@ def main(arguments: list[str]) -> int:
             return 1 if wrong else 0
         case ["notes"]:
             DIST.mkdir(exist_ok=True)
-            (DIST / "NOTES.md").write_text(section(version()) + "\n")
+            (DIST / "NOTES.md").write_text(notes(version()) + "\n")
         case ["chart", *registry] if len(registry) <= 1:
             DIST.mkdir(exist_ok=True)
             print(package_chart(DIST, *registry))

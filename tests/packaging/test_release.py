@@ -107,6 +107,19 @@ def test_the_notes_are_the_section_of_one_version(release: dict[str, Any], tmp_p
     assert release["section"]("0.1", tmp_path) == ""
 
 
+def test_notes_that_github_would_refuse_end_with_a_whole_entry(release: dict[str, Any], tmp_path: Path) -> None:
+    entries = [f"- Entry {number}\n  in two lines." for number in range(8_000)]
+    heading = "## [0.2.0] - 2027-01-02\n\n### Fixed\n\n#### First\n"
+    changelog = tmp_path / "CHANGELOG.md"
+    changelog.write_text(heading + "\n".join(entries) + "\n")
+    notes = release["notes"]("0.2.0", tmp_path)
+    *kept, last = notes.splitlines()
+    assert 123_000 < len(notes) <= release["NOTES_CHARACTERS"]
+    assert (kept[-2], last) == ("  in two lines.", "The rest is in CHANGELOG.md of the tag v0.2.0.")
+    changelog.write_text(heading + "- Only.\n")
+    assert release["notes"]("0.2.0", tmp_path) == "### Fixed\n\n#### First\n- Only."
+
+
 def test_the_packaged_chart_is_whole(release: dict[str, Any], tmp_path: Path) -> None:
     archive = release["package_chart"](tmp_path)
     assert archive.name == f"ddpjob-operator-{release['version']()}.tgz"
