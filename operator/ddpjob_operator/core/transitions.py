@@ -217,7 +217,7 @@ def resume(look: Look) -> Look:
     status = look.status
     suspended = status.suspended_seconds + _suspended_for(look)
     conditions = _conditions(look, cond.Update(cond.SUSPENDED, False, "Resumed"))
-    if _has_had_gang(status):
+    if has_had_gang(status):
         return look.with_status(transitioned(status, conditions=conditions, suspended_seconds=suspended))
     return look.with_status(
         transitioned(
@@ -231,8 +231,10 @@ def resume(look: Look) -> Look:
     )
 
 
-def _has_had_gang(status: DDPJobStatus) -> bool:
-    """An operator of another version may have kept the record of its pods elsewhere, which this CRD prunes."""
+def has_had_gang(status: DDPJobStatus) -> bool:
+    """Whether an attempt has begun. An operator of another version may have kept the record of its pods elsewhere,
+    which this CRD prunes.
+    """
     reported = status.progress is not None or status.snapshot is not None
     return status.internal.spec_digests is not None or status.attempt > 0 or reported
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.manifests.bounds import BEYOND
+from ddpjob_operator.core.transitions import has_had_gang
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.core.values.names import ANNOTATION_IMAGE, TRAINER_CONTAINER, pvc_name
 from ddpjob_operator.follow.table import printable
@@ -21,7 +23,8 @@ def claim_of(job: Job) -> str:
 
 def refuse_beyond_bounds(job: Job) -> None:
     """A pod that reads the volume has the job's image, account and user. A person who looks at a job that the operator
-    has refused for them may have more rights than its author, and would lend them.
+    has refused for them may have more rights than its author, and would lend them. One that was suspended before it
+    began is not refused either: the operator checks a job when it begins.
 
     Raises:
         ApiError: the job is such a one.
@@ -30,6 +33,10 @@ def refuse_beyond_bounds(job: Job) -> None:
     if failure is not None and failure.reason == BEYOND:
         why = f"{job.name} is beyond a bound of this cluster's administrator, and no pod is started from it"
         raise ApiError(422, BEYOND, f"{why}: {printable(failure.message)}")
+    is_unchecked = job.status.phase in (None, Phase.SUSPENDED) and not has_had_gang(job.status)
+    if is_unchecked and (job.spec.pod_template is not None or job.spec.shared.claim_name is not None):
+        what = "podTemplate and shared.claimName against this cluster's bounds before it has begun"
+        raise ApiError(409, "Conflict", f"the operator does not check {job.name}'s {what}; no pod is started from it")
 
 
 async def read_claim(client: Client, namespace: str, name: str) -> Json:

@@ -174,24 +174,69 @@ REFUSED = JOB | {
 }
 
 
+class Asked:
+    """An API server with a job that has no pods."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        return self.job
+
+    async def list(self, path: str, resource: str, **query: str) -> Any:
+        return [], 1
+
+
 async def test_no_pod_is_made_from_a_job_that_was_refused() -> None:
     """It would have the account and the image that a bound forbids, with the rights of the person who asks."""
-
-    class Asked:
-        async def get(self, path: str, resource: str) -> dict[str, Any]:
-            return REFUSED
-
-        async def list(self, path: str, resource: str, **query: str) -> Any:
-            return [], 1
-
     api = Api(claim())
     with pytest.raises(ApiError, match=r"no pod is started from it: spec\.podTemplate\.spec\.service") as read:
         await anext(logs(api).of_job(REFUSED, []))
     assert api.made == []
     with pytest.raises(ApiError) as listed:
-        await pod_on_volume(cast(Any, Asked()), "ml", "digits", "ls", (), None)
+        await pod_on_volume(cast(Any, Asked(REFUSED)), "ml", "digits", "ls", (), None)
     assert listed.value.message == read.value.message
     assert listed.value.message.isprintable()
+
+
+ACCOUNT = {"podTemplate": {"spec": {"serviceAccountName": "admin", "automountServiceAccountToken": True}}}
+OTHERS = {"shared": {"claimName": "others"}}
+
+
+@pytest.mark.parametrize("spec", [ACCOUNT, OTHERS], ids=["an account", "a claim"])
+@pytest.mark.parametrize(
+    ("status", "checked"),
+    [
+        ({}, False),
+        ({"phase": "Suspended"}, False),
+        ({"phase": "Suspended", "attempt": 1}, True),
+        ({"phase": "Suspended", "internal": {"specDigests": {"image": "74234e98afe7"}}}, True),
+        ({"phase": "Pending"}, True),
+        ({"phase": "Failed"}, True),
+    ],
+)
+async def test_no_pod_is_made_from_what_the_operator_has_not_checked(
+    status: dict[str, Any], checked: bool, spec: dict[str, Any]
+) -> None:
+    """The operator checks the bounds when a job begins: one that was suspended before is not refused."""
+    job = JOB | {"spec": spec | {"image": "trainer:1"}, "status": status}
+    asked = cast(Any, Asked(job))
+    if checked:
+        made, _ = await pod_on_volume(asked, "ml", "digits", "ls", (), None)
+        assert made["kind"] == "Pod"
+        return
+    with pytest.raises(ApiError, match=r"does not check digits's podTemplate .*no pod is started from it"):
+        await pod_on_volume(asked, "ml", "digits", "ls", (), None)
+    api = Api(claim())
+    with pytest.raises(ApiError, match="no pod is started from it"):
+        await anext(logs(api).of_job(job, []))
+    assert api.made == []
+
+
+async def test_a_job_that_has_not_begun_and_names_neither_has_its_volume_read() -> None:
+    job = JOB | {"spec": {"image": "trainer:1"}, "status": {"phase": "Suspended"}}
+    made, _ = await pod_on_volume(cast(Any, Asked(job)), "ml", "digits", "ls", (), None)
+    assert made["kind"] == "Pod"
 
 
 async def test_without_an_image_the_option_is_named() -> None:
