@@ -22,12 +22,14 @@ from ddpjob_operator.cluster.rejections import (
     Rejected,
     changed_labels,
     forbids,
+    keeps_whole,
     not_made_for,
     problem_of,
     problem_with,
     refuses,
     relabelled,
     taken,
+    without_whole,
 )
 from ddpjob_operator.core.failure.log_tail import last_states, whole_lines
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS
@@ -242,6 +244,8 @@ class Applier:
     async def _create_pod(self, job: Job, action: CreatePod) -> None:
         collection = paths.pods(job.namespace)
         try:
+            if action.whole:
+                await self._try_whole(collection, action.manifest)
             pod = await self._create(collection, "pods", action.manifest)
         except ApiError as error:
             if not error.already_exists:
@@ -256,6 +260,16 @@ class Applier:
                 self._report_shorter_grace(job, action.manifest, pod)
             self.cache.count_creation(_owner(job), action.attempt, action.name, datetime.now(UTC))
         self.cache.put_pod(pod)
+
+    async def _try_whole(self, collection: str, manifest: Json) -> None:
+        """Have the API server say in a dry run what it makes of the resources of the pod as a whole.
+
+        Raises:
+            Rejected: it leaves limits out, or can make no dry run.
+        """
+        tried = await self._create(collection, "pods", manifest, dry_run=True)
+        if not keeps_whole(manifest, tried):
+            raise Rejected(without_whole(manifest))
 
     async def _check_labels(self, job: Job, wanted: Json, pod: Json, *, created: bool) -> None:
         """No watch or list shows a pod without our label: it would run for ever, and its finalizer hold its namespace.
@@ -482,9 +496,9 @@ class Applier:
         except ApiError:
             raise error from None
 
-    async def _create(self, collection: str, resource: str, manifest: Json) -> Json:
+    async def _create(self, collection: str, resource: str, manifest: Json, *, dry_run: bool = False) -> Json:
         try:
-            return await self.client.create(collection, resource, manifest)
+            return await self.client.create(collection, resource, manifest, dry_run=dry_run)
         except ApiError as error:
             if error.already_exists or not refuses(error):
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.values.job import (
     ADMISSION_DENIED,
     ADMISSION_FAILED,
@@ -106,6 +107,19 @@ def relabelled(kind: str, obj: Json, names: Sequence[str]) -> Problem:
     said = f"{kind} {obj['metadata']['name']} lacks what the operator sets as its label {' and '.join(names)}"
     what = "an admission webhook or policy that changes labels has to leave out those of the operator"
     return Problem(ADMISSION_DENIED, f"{said}, and was deleted: {what}")
+
+
+def keeps_whole(wanted: Json, found: Json) -> bool:
+    """Whether a pod has each limit of the pod as a whole (KEP-2837) that it was to have."""
+    limits, kept = (((pod.get("spec") or {}).get("resources") or {}).get("limits") or {} for pod in (wanted, found))
+    return set(limits) <= set(kept)
+
+
+def without_whole(manifest: Json) -> Problem:
+    """An API server that does not know these limits, while a bound of the administrator counts on them."""
+    said = f"Pod {manifest['metadata']['name']}: the API server leaves out spec.podTemplate.spec.resources.limits"
+    which = "which Kubernetes has from 1.34 on, so nothing would hold its containers to the bounds of this namespace"
+    return Problem(BEYOND, f"{said}, {which}; set limits of each container")
 
 
 def not_made_for(claim: Json) -> Problem:

@@ -328,6 +328,31 @@ async def test_a_pod_that_a_policy_has_relabelled_is_deleted_since_no_watch_woul
     assert bool(cache.observed(Owner("ns", "job-1")).creations) is not bool(lacking)
 
 
+WHOLE = WANTED | {"spec": {"resources": {"limits": {"cpu": "4"}}}}
+
+
+@pytest.mark.parametrize("spec", [{}, {"resources": {}}, {"resources": {"limits": {"memory": "1Gi"}}}])
+async def test_no_pod_is_made_that_would_lack_the_limits_which_a_bound_counts_on(
+    server: Server, client: Client, spec: dict[str, Any]
+) -> None:
+    """Before Kubernetes 1.34 an API server leaves those of a pod as a whole out, without an error."""
+    server.answers = [ok(pod(labels=LABELS) | {"spec": spec})]
+    refused = await Applier(client, Cache()).carry_out(JOB, [CreatePod("digits-0-1", 0, 1, WHOLE, whole=True)])
+    assert [(request.method, request.query.get("dryRun")) for request in server.asked] == [("POST", "All")]
+    assert refused is not None
+    assert refused.problem.reason == "BeyondBounds"
+    assert "Pod digits-0-1: the API server leaves out spec.podTemplate.spec.resources" in refused.problem.message
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_limits_that_the_api_server_keeps_are_enough(server: Server, client: Client, whole: bool) -> None:
+    cache = Cache()
+    server.answers = [ok(pod(labels=LABELS) | {"spec": WHOLE["spec"]})]
+    assert await Applier(client, cache).carry_out(JOB, [CreatePod("digits-0-1", 0, 1, WHOLE, whole=whole)]) is None
+    assert [request.query.get("dryRun") for request in server.asked] == (["All", None] if whole else [None])
+    assert len(cache.observed(Owner("ns", "job-1")).pods) == 1
+
+
 @pytest.mark.parametrize(
     ("given", "rank", "says"),
     [(50, 0, True), (50, 1, False), (60, 0, False), (90, 0, False), (None, 0, False)],

@@ -15,6 +15,7 @@ from ddpjob_operator.core.failure.node_lost import force_deletions, gone_nodes
 from ddpjob_operator.core.gang.creation import until_creatable
 from ddpjob_operator.core.gang.group import group_of, room
 from ddpjob_operator.core.manifests.admitted import Admitted
+from ddpjob_operator.core.manifests.bounds import counts_on_whole
 from ddpjob_operator.core.manifests.placement import preferring_others
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod, rendezvous_selector
@@ -232,7 +233,9 @@ def create_pod_action(look: Look, admitted: Admitted, place: Place) -> CreatePod
         avoid, second_choice = (), tuple(dict.fromkeys((*avoid, *second_choice)))
     manifest = build_pod(admitted, replace(place, name=name, nodes=look.gang_size, avoid=avoid))
     manifest = preferring_others(manifest, second_choice)
-    return CreatePod(name, place.attempt, place.node_rank, manifest)
+    bounds = admitted.defaults.bounds
+    whole = bool(bounds.resources) and counts_on_whole(manifest, bounds)
+    return CreatePod(name, place.attempt, place.node_rank, manifest, whole)
 
 
 def discard(

@@ -46,6 +46,8 @@ class CreatePod:
     attempt: int
     node_rank: int | None
     manifest: Manifest
+    whole: bool = False
+    """Whether a bound counts on the resources of the pod as a whole, so that the API server has to keep them."""
 
 
 @dataclass(frozen=True, slots=True)

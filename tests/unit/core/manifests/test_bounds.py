@@ -14,12 +14,13 @@ from looks import admitted, created
 from ddpjob_operator.api.status import Phase, SnapshotStatus
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.manifests.bounds import amount, clamp_to_bounds, with_default_resources
+from ddpjob_operator.core.manifests.bounds import amount, clamp_to_bounds, counts_on_whole, with_default_resources
 from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values.actions import CreatePod
 from ddpjob_operator.core.values.job import Bounds, Defaults
 from ddpjob_operator.core.values.observed import Observed, ServiceView
 
@@ -96,6 +97,38 @@ def test_a_new_job_beyond_a_bound_is_refused(bounds: Bounds, spec: dict[str, Any
     if reported is not None:
         assert reported in said[0]
         assert "namespace research" in said[0] or "is not a quantity" in said[0]
+
+
+WHOLE = {"limits": {"cpu": "4"}}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "spec", "counts"),
+    [
+        ({"cpu": "4"}, template(container(), resources=WHOLE), True),
+        ({"cpu": "4"}, template(container(limits={"cpu": "3"}), resources=WHOLE), False),
+        ({"cpu": "4"}, template(container(limits={"cpu": "3"}), container("b"), resources=WHOLE), True),
+        ({"cpu": "4"}, template(container(), resources={"limits": {"cpu": "many"}}), True),
+        ({"cpu": "4"}, template(container(limits={"cpu": "3"})), False),
+        ({"memory": "4Gi"}, template(container(), resources=WHOLE), False),
+        ({"nvidia.com/gpu": "8"}, template(container(), resources=WHOLE), False),
+        ({}, template(container(), resources=WHOLE), False),
+    ],
+)
+def test_a_bound_counts_on_the_pod_as_a_whole_where_a_container_has_no_limit(
+    bounds: dict[str, str], spec: dict[str, Any], counts: bool
+) -> None:
+    pod = build_pod(admitted(make_job(**spec)), PLACE)
+    assert counts_on_whole(pod, Bounds(resources=bounds)) is counts
+
+
+@pytest.mark.parametrize(("bounds", "whole"), [({"cpu": "4"}, True), ({"memory": "4Gi"}, False), ({}, False)])
+def test_what_a_bound_counts_on_is_asked_of_the_api_server(bounds: dict[str, str], whole: bool) -> None:
+    spec = template(container(), resources=WHOLE) | {"spares": 1, "restart": {"scope": "InPlace"}}
+    job = make_job(in_phase(Phase.RUNNING, spec=spec), **spec)
+    defaults = replace(DEFAULTS, bounds=Bounds(resources=bounds))
+    decided = plan(job, seen(make_pod(0), make_pod(1)), NOW, defaults)
+    assert [action.whole for action in decided.actions if isinstance(action, CreatePod)] == [whole]
 
 
 @pytest.mark.parametrize("limit", ["0", 0, "0Gi", "0.0", "0e3"])
