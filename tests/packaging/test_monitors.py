@@ -26,12 +26,16 @@ from ddpjob_operator import metrics
 from ddpjob_operator.api.status import Phase
 
 Page = Callable[[str], tuple[bytes, str]]
+OWNER = {"__meta_kubernetes_pod_controller_kind": "DDPJob", "__meta_kubernetes_pod_controller_name": "digits"}
+"""What Prometheus finds out of a pod of the job `digits`."""
 BOTH = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
 STEPS = 7
 FORGED = b"""\
 ddpjob_operator_leader{service="ddpjob-operator"} 5
 DCGM_FI_DEV_GPU_UTIL{namespace="team",pod="d-0"} 0
 ddpjob_pod_memory_bytes{ddpjob="digits"} 1
+ddpjob_trainer_info{ddpjob="another"} 1
+ddpjob_trainer_info{ddpjob="and-another"} 1
 """
 """What a pod may answer that serves a page of its own on the port of the launcher."""
 
@@ -83,6 +87,8 @@ def scrape(monitor: dict[str, Any], endpoints: str, namespace: str, targets: dic
         for field in ("relabelings", "metricRelabelings")
     )
     labels = {"namespace": namespace, "container": "c", "endpoint": endpoint["port"]}
+    if monitor["kind"] == "PodMonitor":
+        labels |= OWNER
     return {
         "job_name": f"{endpoints}-{monitor['metadata']['name']}",
         "honor_labels": endpoint.get("honorLabels", False),
@@ -143,4 +149,7 @@ def test_a_series_is_joined_with_the_attempt_of_its_pod(prometheus: Prometheus) 
 
 def test_a_pod_writes_no_series_of_the_operator_nor_of_another_exporter(prometheus: Prometheus) -> None:
     found = prometheus.query('{__name__=~"(ddpjob|DCGM)_.+", pod="d-2"}')
-    assert [sample.labels["ddpjob"] for sample in found] == ["digits"]
+    assert sorted((sample.labels["__name__"], sample.labels["ddpjob"]) for sample in found) == [
+        ("ddpjob_pod_memory_bytes", "digits"),
+        ("ddpjob_trainer_info", "digits"),
+    ]

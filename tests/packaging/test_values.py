@@ -319,11 +319,25 @@ def test_a_pod_cannot_fill_prometheus() -> None:
 def test_a_pod_writes_no_series_of_the_operator_nor_of_another_exporter() -> None:
     """Alerts add some of them up over all namespaces, or take the namespace from a label of the series."""
     (monitor,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
-    (kept,) = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
+    kept, _ = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"]
     assert (kept["action"], kept["sourceLabels"]) == ("keep", ["__name__"])
     assert [name for name in OF_TRAINERS if not re.fullmatch(kept["regex"], name)] == []
     others = (*OF_THE_OPERATOR, "DCGM_FI_DEV_GPU_UTIL", "kubelet_volume_stats_available_bytes", "up")
     assert [name for name in others if re.fullmatch(kept["regex"], name)] == []
+
+
+def test_a_pod_does_not_choose_the_job_that_its_series_are_of() -> None:
+    """An alert joins by pod: with two jobs of one pod, Prometheus fails to evaluate it for all others as well."""
+    (monitor,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
+    endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+    assert endpoint["relabelings"] == [
+        {
+            "sourceLabels": ["__meta_kubernetes_pod_controller_kind", "__meta_kubernetes_pod_controller_name"],
+            "regex": "DDPJob;(.+)",
+            "targetLabel": "ddpjob",
+        }
+    ]
+    assert endpoint["metricRelabelings"][-1] == {"action": "labeldrop", "regex": "exported_ddpjob"}
 
 
 def test_all_options_have_the_effect_that_they_name() -> None:
