@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Refused
-from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, Place
 from ddpjob_operator.core.manifests.pods import build_pod
 from ddpjob_operator.core.values.job import Bounds, Defaults, Job, Manifest, PodSecurity
 from ddpjob_operator.core.values.names import LABEL_ATTEMPT, LABEL_NODE_RANK, TRAINER_CONTAINER, service_name
 from ddpjob_operator.core.values.observed import PodPhase, ServiceView
+from ddpjob_operator.follow.reader import REFUSED
 
 _UNBOUNDED = Bounds(pod_security=PodSecurity.PRIVILEGED, host_network=True)
 """The operator has admitted the job; what this pod may be, the API server decides for the caller."""
@@ -32,12 +32,12 @@ class Failed:
 
 
 def failed_pod(job: Job, pods: Iterable[Manifest]) -> Failed | None:
-    """The pod of the last failure on record, or else one that has failed; None if none has. A job beyond a bound has
+    """The pod of the last failure on record, or else one that has failed; None if none has. A job that was refused has
     failed without one: the operator has not admitted it, and no pod is made from it here either.
     """
     found = list(pods)
     last = job.status.last_failure
-    failure = None if last is not None and last.reason == BEYOND else last
+    failure = None if last is not None and last.reason in REFUSED else last
     if failure is not None and (failure.pod_name or failure.node_name):
         pod = next((item for item in found if item["metadata"]["name"] == failure.pod_name), None)
         node = failure.node_name or (pod["spec"].get("nodeName") if pod else None)

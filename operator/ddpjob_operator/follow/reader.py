@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.manifests.bounds import BEYOND
-from ddpjob_operator.core.transitions import has_had_gang
+from ddpjob_operator.core.transitions import INVALID_SPEC, has_had_gang
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.core.values.names import ANNOTATION_IMAGE, TRAINER_CONTAINER, pvc_name
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.paths import NAME
+
+REFUSED = (BEYOND, INVALID_SPEC)
+"""Reasons for which a job fails before it begins. The rules of a spec come first: one that breaks them may be beyond a
+bound as well.
+"""
 
 
 def claim_of(job: Job) -> str:
@@ -30,9 +35,9 @@ def refuse_beyond_bounds(job: Job) -> None:
         ApiError: the job is such a one.
     """
     failure = job.status.last_failure
-    if failure is not None and failure.reason == BEYOND:
-        why = f"{job.name} is beyond a bound of this cluster's administrator, and no pod is started from it"
-        raise ApiError(422, BEYOND, f"{why}: {printable(failure.message)}")
+    if failure is not None and failure.reason in REFUSED:
+        why = f"the operator has refused {job.name}, and no pod is started from it"
+        raise ApiError(422, failure.reason, f"{why}: {printable(failure.message)}")
     is_unchecked = job.status.phase in (None, Phase.SUSPENDED) and not has_had_gang(job.status)
     if is_unchecked and (job.spec.pod_template is not None or job.spec.shared.claim_name is not None):
         what = "podTemplate and shared.claimName against this cluster's bounds before it has begun"

@@ -64,10 +64,11 @@ def test_where_nothing_has_failed_there_is_nothing_to_debug() -> None:
     assert failed_pod(job(), [pod("digits-0-0", "Running")]) is None
 
 
-def test_no_pod_is_made_from_a_job_that_was_refused() -> None:
+@pytest.mark.parametrize("reason", ["BeyondBounds", "InvalidSpec"])
+def test_no_pod_is_made_from_a_job_that_was_refused(reason: str) -> None:
     """The person who asks may be allowed what the bounds forbid its author."""
-    assert failed_pod(job({"reason": "BeyondBounds"}), []) is None
-    found = failed_pod(job({"reason": "BeyondBounds"}), [pod("digits-1-0")])
+    assert failed_pod(job({"reason": reason}), []) is None
+    found = failed_pod(job({"reason": reason}), [pod("digits-1-0")])
     assert found is not None
     assert found.pod is not None, "of an attempt before, as the API server has it"
 

@@ -187,14 +187,16 @@ class Asked:
         return [], 1
 
 
-async def test_no_pod_is_made_from_a_job_that_was_refused() -> None:
+@pytest.mark.parametrize("reason", ["BeyondBounds", "InvalidSpec"])
+async def test_no_pod_is_made_from_a_job_that_was_refused(reason: str) -> None:
     """It would have the account and the image that a bound forbids, with the rights of the person who asks."""
-    api = Api(claim())
+    failure = REFUSED["status"]["lastFailure"] | {"reason": reason}
+    refused, api = REFUSED | {"status": {"phase": "Failed", "lastFailure": failure}}, Api(claim())
     with pytest.raises(ApiError, match=r"no pod is started from it: spec\.podTemplate\.spec\.service") as read:
-        await anext(logs(api).of_job(REFUSED, []))
+        await anext(logs(api).of_job(refused, []))
     assert api.made == []
     with pytest.raises(ApiError) as listed:
-        await pod_on_volume(cast(Any, Asked(REFUSED)), "ml", "digits", "ls", (), None)
+        await pod_on_volume(cast(Any, Asked(refused)), "ml", "digits", "ls", (), None)
     assert listed.value.message == read.value.message
     assert listed.value.message.isprintable()
 
