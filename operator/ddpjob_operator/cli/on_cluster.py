@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, GlobalOptions
 from ddpjob_operator.follow.refusals import in_words
+from ddpjob_operator.follow.table import visible
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import CLI
@@ -60,5 +61,6 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
             print(interrupted)
         return 130
     except ApiError as error:
-        print(f"error: {in_words(error)}", file=sys.stderr)
+        said = "\n".join(map(visible, in_words(error).split("\n")))  # maybe in words of a job
+        print(f"error: {said}", file=sys.stderr)
         return REFUSED

@@ -149,6 +149,18 @@ async def test_the_command_prints_the_same_lines_and_its_exit_code_is_of_the_job
         assert said.err.endswith("error: the volume has no logs of pods of train\n")
 
 
+async def test_a_refusal_in_words_of_a_job_has_no_escape_sequences(
+    api: Api, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of variables in a podTemplate are what its author likes."""
+    assert api.job is not None
+    env = [{"name": "DDPJOB_\x1b[2J", "value": "1"}]
+    api.job["spec"] = {"podTemplate": {"spec": {"containers": [{"name": "trainer", "env": env}]}}}
+    cluster = Cluster(namespace="default")
+    assert await asyncio.to_thread(show_logs, cluster, "train", Wanted(), False, Volume()) == REFUSED
+    assert capsys.readouterr().err.endswith("env: DDPJOB_[2J is reserved for the operator; remove it\n")
+
+
 def test_ctrl_c_waits_for_what_is_left_to_clean_up() -> None:
     began, cleaned = threading.Event(), threading.Event()
 
