@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Json, Key
-from ddpjob_operator.cluster.children import KINDS, POD_GROUP, SERVICE, Kind
+from ddpjob_operator.cluster.children import CLAIM, KINDS, POD_GROUP, SERVICE, Kind
 from ddpjob_operator.cluster.resync import OUR_PODS as OURS
 from ddpjob_operator.cluster.resync import explain
+from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.runtime.client import METADATA, METADATA_LIST, PAGE, Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.queue import Backoff
@@ -133,6 +134,8 @@ class ChildWatch:
         if found is None:
             return
         key, owner = found
+        if kind == CLAIM and obj["metadata"]["name"] != pvc_name(key.name):
+            return  # that of an ephemeral volume has the labels that the author of a podTemplate likes
         job = self.cache.job(key)
         is_over = job is not None and (job.get("status") or {}).get("phase") in OVER
         if job is not None and (not is_over or kind.name == POD_GROUP):  # else nothing is created for it again

@@ -11,7 +11,8 @@ from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache, Key, Owner
 from ddpjob_operator.cluster.child_watch import ChildWatch
-from ddpjob_operator.cluster.children import POLICY, Kind
+from ddpjob_operator.cluster.children import CLAIM, POLICY, Kind
+from ddpjob_operator.core.values.names import LABEL_JOB
 from ddpjob_operator.metrics import WATCH_STARTS
 from ddpjob_operator.runtime.client import WATCH_SECONDS, Page
 from ddpjob_operator.runtime.errors import ApiError
@@ -127,6 +128,18 @@ def test_of_a_job_that_is_over_only_its_groups_are_known_which_are_to_go(kind: K
     cache.put_job(JOB | {"status": {"phase": "Failed"}})
     ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)._put(kind, policy(5))  # type: ignore[arg-type]
     assert bool(cache.observed(OWNER).children) is known
+
+
+@pytest.mark.parametrize(("name", "known"), [("digits-shared", True), ("helper-0-0-scratch", False)])
+def test_only_a_claim_of_its_name_is_that_of_a_job(name: str, known: bool) -> None:
+    """The labels of an ephemeral volume are in the podTemplate: with those of a job, that would count as having one."""
+    cache = Cache()
+    cache.put_job(JOB)
+    labels = {LABEL_JOB: "digits"}
+    metadata = {"name": name, "namespace": "ns", "uid": "claim-1", "resourceVersion": "5", "labels": labels}
+    found = ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)  # type: ignore[arg-type]
+    found._put(CLAIM, {"metadata": metadata})
+    assert cache.observed(OWNER).pvc_exists is known
 
 
 class OnlyVolcano(Server):
