@@ -10,7 +10,10 @@ from ddpjob_operator.api.base import OF_KUBERNETES, APIModel
 
 Argument = Annotated[str, Field(max_length=4096)]
 Whole = Annotated[int, Field(strict=True, ge=0)]
-Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$", max_length=32)]
+LONGEST_QUANTITY = 32
+Quantity = Annotated[
+    str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$", max_length=LONGEST_QUANTITY)
+]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", max_length=253)]
 MOST_CODE_PARTS = 8
 """ConfigMaps of one folder. Each holds at most 1 MiB."""

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import (
+    LONGEST_QUANTITY,
     Argument,
     Code,
     Entrypoint,
@@ -181,8 +182,15 @@ class DDPJobSpec(APIModel):
 
 def gpus_in(limits: Mapping[str, object]) -> int:
     """GPUs in the limits of a container, of whatever vendor."""
-    counts = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
-    return sum(int(count) for count in counts if count.isdigit())
+    return sum(count_of(quantity) for name, quantity in limits.items() if name.endswith("/gpu"))
+
+
+def count_of(quantity: object) -> int:
+    """A whole quantity as a number, and 0 for any other; also for one of thousands of digits, of which Python makes no
+    number: an API server bounds the form of a quantity, and not its length.
+    """
+    text = str(quantity)
+    return int(text) if text.isdecimal() and len(text) <= LONGEST_QUANTITY else 0
 
 
 def _grace_of(template: PodTemplate | None) -> int | None:

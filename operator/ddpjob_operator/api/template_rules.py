@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.spec import DDPJobSpec, count_of
 
 RESERVED_ENV = (
     "RANK",
@@ -81,7 +81,7 @@ def accelerators_without_ranks(spec: DDPJobSpec) -> str | None:
     for path, resources in given:
         limits = resources.get("limits") if isinstance(resources, dict) else None
         for name, count in (limits if isinstance(limits, dict) else {}).items():
-            if _is_accelerator(str(name)) and str(count).isdigit() and int(count) > 1:
+            if _is_accelerator(str(name)) and count_of(count) > 1:
                 return f"{path}.limits: {name}: {count} would have one rank; set spec.procsPerNode: {count}"
     return None
 

@@ -463,6 +463,12 @@ def test_a_node_has_a_rank_for_each_of_its_gpus(spec: dict[str, Any], ranks: int
     assert DDPJobSpec.model_validate(spec).ranks_per_node == ranks
 
 
+def test_a_count_of_thousands_of_digits_is_no_error() -> None:
+    """An API server takes it: it bounds the form of a quantity, and not its length."""
+    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "9" * 5000}}}
+    assert problems(DDPJobSpec.model_validate(template(containers=[container]))) == ()
+
+
 def test_every_rule_stands_in_the_schema_where_it_says() -> None:
     for rule in (rule for rule in BETWEEN_FIELDS if rule.cel):
         node = SCHEMA

@@ -146,6 +146,12 @@ async def test_the_ranks_of_a_pod_are_those_of_its_gpus() -> None:
     assert record_of(item(spec={"nodes": 2})).ranks_per_node == 1
 
 
+def test_a_count_of_thousands_of_digits_leaves_the_list_of_jobs_as_it_is() -> None:
+    """One that a list cannot be made of would hide the jobs of all others."""
+    many = {"resources": {"limits": {"nvidia.com/gpu": "9" * 5000}}}
+    assert record_of(item(spec=many)).ranks_per_node == 1
+
+
 async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
     server = ApiServer(item(version=4), log=("2030-01-01T11:00:00Z step 2 of 9, epoch 0, loss 2.5000, 10 samples/s",))
     found = source(server)
