@@ -15,7 +15,7 @@ from ddpjob_operator.follow.table import visible
 
 T = TypeVar("T")
 
-_LOCAL_RANK = re.compile(r"\[local rank (\d+)\] ")
+_LOCAL_RANK = re.compile(r"\[local rank (\d{1,7})\] ")
 _LOCAL_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d)")
 
 

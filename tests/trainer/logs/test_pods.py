@@ -44,6 +44,14 @@ def test_lines_of_the_newest_attempt_are_printed_by_time(shared: Path, capsys: p
     ]
 
 
+def test_a_rank_of_thousands_of_digits_is_text(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = log_file(shared / "logs" / "digits", "digits-10-0", 10, 0)
+    assert path is not None
+    printed_so = f"[local rank {'9' * 5000}] hello"
+    path.write_bytes(header(NOW, path.stem, "u", 2) + f"{stamp(NOW)} {printed_so}\n".encode())
+    assert printed(capsys, shared, "--node", "0") == [f"[rank 0] {printed_so}"]
+
+
 @pytest.mark.parametrize(
     ("options", "lines"),
     [

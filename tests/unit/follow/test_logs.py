@@ -38,6 +38,7 @@ def pod(attempt: int, node_rank: int | None) -> PodView:
         ("10%\r[local rank 1] loss 0.3", 5, "loss 0.3"),
         ("\x1b]0;title\x07red", 4, "]0;titlered"),
         ("", 4, ""),
+        pytest.param(f"[local rank {'9' * 5000}] hello", 4, f"[local rank {'9' * 5000}] hello", id="no number"),
     ],
 )
 def test_a_line_has_its_global_rank_and_no_control_characters(raw: str, rank: int, text: str) -> None:

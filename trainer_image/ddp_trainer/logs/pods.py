@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from ddp_trainer.contract.pod_logs import FOLDER, STAMP, STARTS, place_of, stamp
 
-_LOCAL_RANK: Final = re.compile(r"\[local rank (\d+)\] ")
+_LOCAL_RANK: Final = re.compile(r"\[local rank (\d{1,7})\] ")
 _MOST_NAMED: Final = 10
 
 
