@@ -33,9 +33,10 @@ Labels:
   namespace. `honor_labels` is not needed, and must not be set. A pod answers what its author wants, so the PodMonitor
   keeps series with the names of a trainer alone; do the same in a scrape configuration of your own (`action: keep`,
   `source_labels: [__name__]`, `regex: ddpjob_(gpu_memory|gpu_utilization|pod|rank|snapshot|train|trainer)_.+`).
-  For an exporter in a sidecar, write a PodMonitor of your own. The PodMonitor takes `ddpjob` from the owner of the pod
-  (`source_labels: [__meta_kubernetes_pod_controller_kind, __meta_kubernetes_pod_controller_name]`,
-  `regex: DDPJob;(.+)`, `target_label: ddpjob`), and drops `exported_ddpjob`, which is what the pod answered.
+  For an exporter in a sidecar, write a PodMonitor of your own. The PodMonitor scrapes the pods of DDPJobs alone
+  (`action: keep`, `source_labels: [__meta_kubernetes_pod_controller_kind]`, `regex: DDPJob`), takes `ddpjob` from
+  their owner (`source_labels: [__meta_kubernetes_pod_controller_name]`, `target_label: ddpjob`), and drops what the
+  pod answered (`action: labeldrop`, `regex: (exported_)+ddpjob`).
 - `owner` of `ddpjob_info` is the annotation `training.ddpjob.io/owner` of the DDPJob, at most 64 characters of it: a
   team, a person, an e-mail address. `ddpjob submit` writes what `--owner` says, or else the name of the local user if
   the job's file names none; `kubectl annotate` changes it, also while the job runs. Nothing checks what the author of

@@ -35,7 +35,7 @@ ddpjob_operator_leader{service="ddpjob-operator"} 5
 DCGM_FI_DEV_GPU_UTIL{namespace="team",pod="d-0"} 0
 ddpjob_pod_memory_bytes{ddpjob="digits"} 1
 ddpjob_trainer_info{ddpjob="another"} 1
-ddpjob_trainer_info{ddpjob="and-another"} 1
+ddpjob_trainer_info{ddpjob="and-another",exported_ddpjob="a-third"} 1
 """
 """What a pod may answer that serves a page of its own on the port of the launcher."""
 

@@ -331,13 +331,10 @@ def test_a_pod_does_not_choose_the_job_that_its_series_are_of() -> None:
     (monitor,) = of_kind("PodMonitor", rendered({"podMonitor": {"enabled": True}}))
     endpoint = monitor["spec"]["podMetricsEndpoints"][0]
     assert endpoint["relabelings"] == [
-        {
-            "sourceLabels": ["__meta_kubernetes_pod_controller_kind", "__meta_kubernetes_pod_controller_name"],
-            "regex": "DDPJob;(.+)",
-            "targetLabel": "ddpjob",
-        }
+        {"action": "keep", "sourceLabels": ["__meta_kubernetes_pod_controller_kind"], "regex": "DDPJob"},
+        {"action": "replace", "sourceLabels": ["__meta_kubernetes_pod_controller_name"], "targetLabel": "ddpjob"},
     ]
-    assert endpoint["metricRelabelings"][-1] == {"action": "labeldrop", "regex": "exported_ddpjob"}
+    assert endpoint["metricRelabelings"][-1] == {"action": "labeldrop", "regex": "(exported_)+ddpjob"}
 
 
 def test_all_options_have_the_effect_that_they_name() -> None:
