@@ -218,6 +218,13 @@ context.Process(target=upload, args=(1000,), name="upload").start()
     assert re.fullmatch(r"its processes upload \(\d+\), still at work 0.3 s after the script", outcome["cut"])
 
 
+def test_a_process_outlasts_the_helpers_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would leave them: both were given the same time, and a process on a busy machine was the first to go."""
+    monkeypatch.setattr(unfinished, "WORK_SECONDS", 0.0)
+    of_helper = unfinished.Patience(unfinished.used_here, unfinished.HELPER_SECONDS)
+    assert (of_helper.goes_on(), unfinished.of_this_process().goes_on()) == (False, True)
+
+
 def test_what_looks_at_this_process_does_not_count_as_its_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(1 << 20))
     before, began = unfinished.used_here(), time.thread_time()

@@ -36,6 +36,8 @@ FAILED_SECONDS = 5.0
 
 STOP_SECONDS = 5.0
 """How long a process may take to end after SIGTERM."""
+HELPERS_END_SECONDS = 60.0
+"""How long it may take until processes whose time is up have ended, on a busy machine too."""
 SAY_SECONDS = 10.0
 """After which time of waiting a line says what is waited for."""
 LONGEST_LOOK_SECONDS = 5.0
@@ -44,13 +46,14 @@ POLL_SECONDS = 0.05
 
 
 class Patience:
-    """Whether to go on waiting for work: until it was idle for `idle_seconds`, and no longer than WORK_SECONDS.
+    """Whether to go on waiting for work: until it was idle for `idle_seconds`, and no longer than WORK_SECONDS and
+    `more_seconds`.
 
     `used` is asked for what it has used so far.
     """
 
-    def __init__(self, used: Callable[[], processes.Usage], idle_seconds: float) -> None:
-        self._used, self._idle_seconds = used, idle_seconds
+    def __init__(self, used: Callable[[], processes.Usage], idle_seconds: float, *, more_seconds: float = 0.0) -> None:
+        self._used, self._idle_seconds, self._more_seconds = used, idle_seconds, more_seconds
         self.look_seconds = min(LONGEST_LOOK_SECONDS, idle_seconds / LOOKS_PER_LIMIT)
         self._began = self._active_at = self._looked_at = time.monotonic()
         self._before = used()
@@ -66,12 +69,16 @@ class Patience:
             if processes.is_active(self._before, used, now - self._looked_at):
                 self._active_at = now
             self._before, self._looked_at = used, now
-        return self.at_work and now - self._began < WORK_SECONDS
+        return self.at_work and now - self._began < WORK_SECONDS + self._more_seconds
 
 
 def of_this_process() -> Patience:
-    """For the threads and the exit handlers of this process, and what they started; on the thread that looks."""
-    return Patience(used_here, END_SECONDS)
+    """For the threads and the exit handlers of this process, and what they started; on the thread that looks.
+
+    An exit handler ends the helpers once their time is up. So this one begins earlier and lasts longer: a process that
+    was ended meanwhile would leave them, and its record would not name them.
+    """
+    return Patience(used_here, END_SECONDS, more_seconds=HELPERS_END_SECONDS)
 
 
 def after_failure() -> Patience:
