@@ -131,8 +131,8 @@ def uploads(seconds):
 @pytest.mark.parametrize(
     ("handler", "failed", "limit", "uploaded", "words"),
     [
-        ("uploads, 8.0", 2.0, 60, True, "what it left at work may go on for 5"),
-        ("uploads, 1000", 2.0, 5, False, "cutting its exit handlers and threads (MainThread), still at work "),
+        ("uploads, 8.0", 4.0, 60, True, "what it left at work may go on for 5"),
+        ("uploads, 1000", 4.0, 5, False, "cutting its exit handlers and threads (MainThread), still at work "),
         ("time.sleep, 1000", 0.5, 60, False, "cutting its exit handlers and threads (MainThread), idle "),
     ],
     ids=["works", "works for too long", "waits"],
