@@ -299,11 +299,7 @@ class Checkpoints:
             text = f"checkpoint of step {info.step} is not used: {info.problem}"
             self._emit(SnapshotEvent("set_aside", info.step, text))
         for info in store.unreadable[passed_over:]:
-            text = (
-                f"checkpoint of step {info.step} is not used, since it cannot be read now ({info.problem}). It stays, "
-                "and a later attempt may use it; check the volume's server and its network"
-            )
-            self._emit(SnapshotEvent("unreadable", info.step, text))
+            self._emit(resuming.passed_over("checkpoint", info))
         return resuming.decided_by_first(ranks, manifest, error)
 
     def _follow(self, ranks: Ranks) -> Manifest | None:

@@ -23,10 +23,10 @@ from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.trust import earlier, restore, rollback
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.trust.manifest import Manifest
+from ddp_trainer.snapshots.trust.manifest import Manifest, SnapshotInfo
 from ddp_trainer.snapshots.trust.names import Series, not_writable, step_directory
 from ddp_trainer.snapshots.trust.store import SnapshotStore
-from ddp_trainer.snapshots.values import Identity
+from ddp_trainer.snapshots.values import Identity, SnapshotEvent
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,15 @@ def check_owner(store: SnapshotStore | None, ranks: Ranks) -> None:
         except FencedError as fenced:
             error = fenced
     decided_by_first(ranks, None, error)
+
+
+def passed_over(what: str, info: SnapshotInfo) -> SnapshotEvent:
+    """Of a snapshot or a checkpoint (`what`) that could not be read just then."""
+    text = (
+        f"{what} of step {info.step} is not used, since it cannot be read now ({info.problem}). It stays, and a later "
+        "attempt may use it; check the volume's server and its network"
+    )
+    return SnapshotEvent("unreadable", info.step, text)
 
 
 def share(directory: Path, manifest: Manifest, files: Files, ranks: Ranks) -> None:

@@ -197,11 +197,7 @@ class Snapshots:
                 SnapshotEvent("set_aside", info.step, f"snapshot of step {info.step} is not used: {info.problem}")
             )
         for info in store.unreadable if store is not None else ():
-            message = (
-                f"snapshot of step {info.step} is not used, since it cannot be read now ({info.problem}). It stays, "
-                "and a later attempt may use it; check the volume's server and its network"
-            )
-            self._emit(SnapshotEvent("unreadable", info.step, message))
+            self._emit(resuming.passed_over("snapshot", info))
         if found is not None:
             manifest, files = found
             resuming.share(self.directory, manifest, files, self._ranks)
