@@ -68,6 +68,7 @@ _LIST = SchemaValidator(_only("metadata", items=list_schema(_POD)))
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _LONGEST_GRACE_SECONDS = 10**9
 _QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
+_STATUS_UNKNOWN = "ContainerStatusUnknown"
 
 
 def decode_pods(payload: bytes) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def parse_pod(obj: Object) -> PodView:
         pod_ip=status.get("podIP"),
         reason=reason,
         message=message,
-        termination=_termination(status),
+        termination=_termination(status) or _lost_termination(metadata, status),
         init_failure=_init_failure(status),
         init_running=_init_running(status, conditions),
         began=any(_was_made(item) for item in _containers(status)),
@@ -287,8 +288,23 @@ def _disruption(conditions: Mapping[str, Object]) -> tuple[str, str]:
 
 
 def _termination(status: Object) -> Termination | None:
-    trainers = (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
-    return next((found for item in trainers if (found := _ended(item)) is not None), None)
+    return next((found for item in _trainers(status) if (found := _ended(item)) is not None), None)
+
+
+def _lost_termination(metadata: Mapping[str, Any], status: Object) -> Termination | None:
+    """The end of a trainer that ran and that its runtime has forgotten, as after a reboot of a node with CRI-O.
+
+    The container waits then, and its last state has ended (`convertToAPIContainerStatuses` in pkg/kubelet). So it does
+    in a pod that is deleted and whose container went before the kubelet read its end: the deletion explains that one.
+    """
+    if status.get("phase") != PodPhase.FAILED or "deletionTimestamp" in metadata:
+        return None
+    last = (_end(((item.get("lastState") or {}).get("terminated")) or {}) for item in _trainers(status))
+    return next((end for end in last if end.reason == _STATUS_UNKNOWN), None)
+
+
+def _trainers(status: Object) -> Iterable[Object]:
+    return (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
 
 
 def _init_failure(status: Object) -> InitFailure | None:
@@ -319,18 +335,21 @@ def _containers(status: Object) -> Iterable[Object]:
 
 def _was_made(container: Object) -> bool:
     """Whether the runtime has, or had, a container. Of a pod that is deleted before, the kubelet says none the less
-    that one has ended (`TerminatePod` in pkg/kubelet/status), as ContainerStatusUnknown.
+    that one has ended (`TerminatePod` in pkg/kubelet/status), as ContainerStatusUnknown. One that the runtime has lost
+    has nothing but its last state.
     """
-    ended = (container.get("state") or {}).get("terminated") or {}
-    if ended.get("reason") == "ContainerStatusUnknown":
-        return bool(container.get("containerID") or container.get("lastState"))
-    return bool(ended or container.get("containerID") or (container.get("state") or {}).get("running"))
+    state = container.get("state") or {}
+    ended = state.get("terminated") or {}
+    seen = bool(container.get("containerID") or container.get("lastState"))
+    return seen or bool(state.get("running") or (ended and ended.get("reason") != _STATUS_UNKNOWN))
 
 
 def _ended(container: Object) -> Termination | None:
     ended = (container.get("state") or {}).get("terminated")
-    if not ended or not _was_made(container):
-        return None
+    return _end(ended) if ended and _was_made(container) else None
+
+
+def _end(ended: Object) -> Termination:
     return Termination(
         exit_code=ended.get("exitCode", 1),
         signal=ended.get("signal"),

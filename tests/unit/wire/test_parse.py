@@ -377,6 +377,26 @@ def test_a_container_that_was_never_made_has_no_end(known: dict[str, Any], began
 
 
 @pytest.mark.parametrize(
+    ("phase", "deletion", "reason"),
+    [
+        pytest.param("Failed", {}, "ContainerStatusUnknown", id="its node was restarted"),
+        pytest.param("Failed", {"deletionTimestamp": "2026-01-02T03:04:05Z"}, None, id="the pod is deleted"),
+        pytest.param("Running", {}, None, id="it may be started again"),
+    ],
+)
+def test_a_container_that_its_runtime_has_lost_had_been_made(
+    phase: str, deletion: dict[str, str], reason: str | None
+) -> None:
+    lost = {"exitCode": 137, "reason": "ContainerStatusUnknown"}
+    waits = container({"waiting": {"reason": "ContainerCreating"}}) | {"lastState": {"terminated": lost}}
+    found = pod({"phase": phase, "containerStatuses": [waits]})
+    found["metadata"] |= deletion
+    view = parse_pod(found)
+    assert view.began
+    assert (view.termination and view.termination.reason) == reason
+
+
+@pytest.mark.parametrize(
     ("annotations", "spec", "reserved"),
     [
         ({}, {}, False),

@@ -173,6 +173,7 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
         case("a pod that failed for no known reason still failed", make_pod(0, "Failed"), "PodFailed"),
         case("a deleted pod that saved its snapshot was deleted", failed(0, 143, "Preempted", **GOING), "PodDeleted"),
         case("a deleted pod that was killed was deleted", failed(0, 137, **GOING), "PodDeleted"),
+        case("a deleted pod whose end the kubelet has lost was deleted", make_pod(0, "Failed", **GOING), "PodDeleted"),
         case("a deleted pod that ended with 1 and no word was deleted", failed(0, 1, **GOING), "PodDeleted"),
         case("a deleted pod whose peers had gone was deleted", failed(0, 1, "PeerLost", **GOING), "PodDeleted"),
         case("a deleted pod that raised, raised", failed(0, 1, "WorkerException", **GOING), "WorkerException"),
