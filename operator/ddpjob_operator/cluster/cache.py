@@ -240,6 +240,9 @@ class Cache:
             view = replace(view, unacknowledged_since=known.view.unacknowledged_since or self.clock())
         if known is not None and isinstance(view, PodView) and isinstance(known.view, PodView):
             view = view.seen_after(known.view)
+            if view.termination is not None:
+                begins = known.view.termination is None
+                view = replace(view, end_seen=self.clock() if begins else known.view.end_seen)
         self._pods[uid] = _Pod(view, version, owner, late)
         if owner not in self._pods_of:
             key = key_of_pod(obj)

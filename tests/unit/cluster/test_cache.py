@@ -129,6 +129,24 @@ def test_the_wait_for_a_kubelet_is_counted_by_our_own_clock_where_it_is_seen_to_
     assert cache.observed(OWNER).pods[0].unacknowledged_since == NOON + timedelta(seconds=since)
 
 
+def over(version: int) -> dict[str, Any]:
+    """A pod whose trainer ended an hour before NOON, by the clock of its node."""
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": f"{NOON - timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"}
+    trainer = {"name": "trainer", "state": {"terminated": ended}}
+    return pod(version) | {"status": {"phase": "Failed", "containerStatuses": [trainer]}}
+
+
+@pytest.mark.parametrize(("seen", "at"), [(True, NOON + timedelta(seconds=60)), (False, None)])
+def test_an_end_is_dated_by_our_own_clock_where_it_is_seen_to_come(seen: bool, at: datetime | None) -> None:
+    times = iter(NOON + timedelta(seconds=seconds) for seconds in (60, 65))
+    cache = Cache(clock=lambda: next(times))
+    if seen:
+        cache.put_pod(pod(5, phase="Running"))
+    assert cache.put_pod(over(6))
+    assert not cache.put_pod(over(7)), "it is no news"
+    assert cache.observed(OWNER).pods[0].end_seen == at
+
+
 def test_versions_are_compared_as_numbers() -> None:
     cache = Cache()
     cache.put_job(job(9))

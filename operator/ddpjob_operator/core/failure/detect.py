@@ -2,7 +2,8 @@
 
 When one rank dies, every other one soon reports that its peer went away. Those reports are consequences: they only
 count when no cause shows up within `SETTLE_SECONDS`, the time that the kubelet takes to report a pod that ended at
-the same moment.
+the same moment. It counts from when the end was seen: a busy kubelet reports all ends late, and a node may have another
+clock.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ class Failure:
     exit_code: int | None = None
     step: int | None = None
     time: datetime | None = None
+    seen: datetime | None = None
+    """When its end was first seen, by our clock; None where it was there before us."""
     signal: str | None = None
     outside: bool = False
     """Ended by the cluster or by a person, not by itself: deleted, evicted, preempted by the scheduler."""
@@ -222,7 +225,7 @@ def _settling(failure: Failure, now: datetime, seconds: float) -> bool:
     """Young enough for its cause to be still on the way. A time ahead of ours is another clock's, and says nothing."""
     if failure.time is None:
         return False
-    return 0 <= (now - failure.time).total_seconds() < seconds
+    return 0 <= (now - (failure.seen or failure.time)).total_seconds() < seconds
 
 
 def _when(failure: Failure) -> tuple[bool, float, int]:
@@ -317,6 +320,7 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
         exit_code=ended.exit_code,
         step=report.step if report else None,
         time=ended.finished_at,
+        seen=pod.end_seen,
         signal=_signal(report, ended),
         outside=outside is not None or reason == NODE_REBOOTED,
         report=report,

@@ -101,6 +101,8 @@ class PodView:
     message: str = ""
     termination: Termination | None = None
     """How its trainer ended. A sidecar may go on."""
+    end_seen: datetime | None = None
+    """When that was first seen, by the clock that `plan` goes by; None where the trainer had ended before."""
     init_failure: InitFailure | None = None
     init_running: str = ""
     """The init container, or native sidecar that is not ready yet, which the trainer waits for while it runs."""

@@ -256,6 +256,21 @@ def reasons(*pods: PodView, now: datetime = NOW, stopping: bool = False) -> str 
             [failed(0, 1, "PeerLost", ago=None)], False, "PeerLost", id="an end without a time delays nothing"
         ),
         pytest.param(
+            [failed(0, 1, "PeerLost", ago=30, end_seen=later(-5))], False, None, id="one that was reported late waits"
+        ),
+        pytest.param(
+            [failed(0, 1, "PeerLost", ago=30, end_seen=later(-6))],
+            False,
+            "PeerLost",
+            id="six seconds after it was reported it is the cause",
+        ),
+        pytest.param(
+            [failed(0, 1, "PeerLost", ago=-3600, end_seen=later(-1))],
+            False,
+            None,
+            id="one that was seen waits whatever the clock of its node says",
+        ),
+        pytest.param(
             [failed(0, 1, "PeerLost", ago=9), failed(1, 137, ago=1)],
             False,
             "WorkerKilled",
