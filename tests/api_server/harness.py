@@ -40,6 +40,9 @@ TEST_AGENT = "ddpjob-tests"
 OPERATOR = (sys.executable, "-m", "ddpjob_operator.main")
 OUTSIDE = ("leases", "events", "configmaps")
 """Resources whose calls are no part of what a job costs."""
+NO_PROGRESS = {"PROGRESS_SECONDS": 3600}
+"""For an operator whose writes are counted. By default, one whose pods take ten seconds from one phase to the next on a
+busy machine writes in between how many are ready, as it should."""
 
 
 @dataclass(eq=False)

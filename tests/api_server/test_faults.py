@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.api_server.conftest import NewCluster
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import NO_PROGRESS, Cluster, Operator
 from tests.api_server.proxy import Call, Fault
 from tests.api_server.sweep import (
     CALLS,
@@ -43,7 +43,7 @@ async def test_the_fault_free_job_takes_the_calls_that_the_sweep_goes_through(
     new_cluster: NewCluster, start_operator: Any, tmp_path: Path, cluster: Cluster
 ) -> None:
     async with proxy_before(cluster, tmp_path) as proxy:
-        await start_operator(proxy.kubeconfig)
+        await start_operator(proxy.kubeconfig, **NO_PROGRESS)
         assert await job_under(cluster, proxy) == ""
         kinds = [call.kind for call in proxy.calls[cluster.namespace]]
     expected = {"POST services": 1, "POST persistentvolumeclaims": 1, "POST pods": 4, "DELETE pods": 2, "PATCH pods": 4}
@@ -103,7 +103,7 @@ async def test_a_status_that_was_decided_on_an_older_job_is_refused_and_decided_
         await cluster.client.merge_patch(path, "ddpjobs", {"metadata": {"annotations": {"seen": str(len(struck))}}})
 
     async with proxy_before(cluster, tmp_path, fault=every_other_status, overtake=annotate) as proxy:
-        await start_operator(proxy.kubeconfig)
+        await start_operator(proxy.kubeconfig, **NO_PROGRESS)
         assert await job_under(cluster, proxy) == ""
     codes = [entry.code for entry in await cluster.cost() if entry.resource == "ddpjobs/status"]
     assert codes == [409, 200] * 5

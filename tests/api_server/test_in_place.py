@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Object, Operator
+from tests.api_server.harness import NO_PROGRESS, Cluster, Object, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import Call, Fault, FaultProxy
 from tests.api_server.test_restarts import KILLED, finish_attempt
@@ -51,8 +51,9 @@ def place_of(pod: Object) -> tuple[str, ...]:
 
 
 async def test_what_died_is_replaced_and_the_others_are_relabelled_and_keep_their_pods(
-    cluster: Cluster, operator: Operator
+    cluster: Cluster, start_operator: StartOperator
 ) -> None:
+    await start_operator(**NO_PROGRESS)
     async with recorded(cluster) as history:
         before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await running_in_place(cluster)}
         calls = len(await cluster.cost())

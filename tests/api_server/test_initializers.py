@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import NO_PROGRESS, Cluster, Operator
 from tests.api_server.history import recorded
 from tests.support.waiting import eventually_async
 
@@ -53,8 +53,9 @@ async def initialized(cluster: Cluster, reason: str) -> dict[str, Any]:
 
 
 async def test_the_gang_comes_after_its_data_and_a_restart_does_not_fetch_it_again(
-    cluster: Cluster, operator: Operator
+    cluster: Cluster, start_operator: StartOperator
 ) -> None:
+    await start_operator(**NO_PROGRESS)
     job = await cluster.apply_job(initializers=[DATASET, MODEL], restart=AT_ONCE)
     pod = await fetcher(cluster)
     assert [owner["uid"] for owner in pod["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]

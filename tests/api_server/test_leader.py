@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from tests.api_server.conftest import StartOperator, new_name, operators_of
-from tests.api_server.harness import Cluster, Object, Operator
+from tests.api_server.harness import NO_PROGRESS, Cluster, Object, Operator
 from tests.api_server.history import recorded
 from tests.api_server.proxy import FaultProxy
 from tests.api_server.server import ApiServer, as_kubeconfig
@@ -49,7 +49,7 @@ async def proxied(count: int, start: StartOperator, folder: Path) -> AsyncIterat
             own = folder / name
             own.mkdir()
             proxy = await stack.enter_async_context(FaultProxy(await log_in(), own))
-            operator = await start(proxy.kubeconfig, IDENTITY=name)
+            operator = await start(proxy.kubeconfig, IDENTITY=name, **NO_PROGRESS)
             made.append((operator, proxy))
         yield made
 

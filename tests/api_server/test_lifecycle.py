@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.harness import NO_PROGRESS, Cluster, Operator
 from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.errors import ApiError
@@ -69,8 +69,9 @@ async def test_a_gang_that_runs_and_finishes_makes_the_job_succeed(cluster: Clus
 
 
 async def test_a_job_that_succeeds_costs_its_children_and_three_status_writes_and_no_get(
-    cluster: Cluster, operator: Operator
+    cluster: Cluster, start_operator: StartOperator
 ) -> None:
+    await start_operator(**NO_PROGRESS)
     await cluster.apply_job(nodes=4)
     await finish(cluster, nodes=4)
     await cluster.released()
@@ -84,7 +85,10 @@ async def test_a_job_that_succeeds_costs_its_children_and_three_status_writes_an
     }
 
 
-async def test_pods_that_become_ready_one_by_one_cost_no_write_each(cluster: Cluster, operator: Operator) -> None:
+async def test_pods_that_become_ready_one_by_one_cost_no_write_each(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    await start_operator(**NO_PROGRESS)
     await cluster.apply_job(nodes=4)
     pods = [pod["metadata"]["name"] for pod in await cluster.gang_exists(nodes=4)]
     for pod in pods:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.api_server.conftest import StartOperator
-from tests.api_server.harness import Cluster
+from tests.api_server.harness import NO_PROGRESS, Cluster
 from tests.api_server.proxy import Call, Fault, FaultProxy, refusal
 from tests.api_server.sweep import job_under, proxy_before
 from tests.support.waiting import eventually_async
@@ -56,7 +56,7 @@ async def test_events_that_come_twice_in_disorder_or_never_cost_no_call(
 ) -> None:
     expected = {"POST services": 1, "POST persistentvolumeclaims": 1, "POST pods": 4, "DELETE pods": 2}
     async with proxy_before(cluster, tmp_path, rearrange=rearrange) as proxy:
-        await start_operator(proxy.kubeconfig, RESYNC_SECONDS=resync)
+        await start_operator(proxy.kubeconfig, RESYNC_SECONDS=resync, **NO_PROGRESS)
         assert await job_under(cluster, proxy) == ""
         made = [call.kind for call in proxy.calls[cluster.namespace]]
     assert {kind: made.count(kind) for kind in expected} == expected

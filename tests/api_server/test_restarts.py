@@ -6,7 +6,8 @@ from collections import Counter
 from contextlib import suppress
 
 import pytest
-from tests.api_server.harness import Cluster, Operator
+from tests.api_server.conftest import StartOperator
+from tests.api_server.harness import NO_PROGRESS, Cluster, Operator
 from tests.api_server.history import recorded
 from tests.support.waiting import eventually_async
 
@@ -44,7 +45,10 @@ async def finish_attempt(cluster: Cluster, attempt: int, nodes: int = 2) -> dict
     return await cluster.phase_is("Succeeded")
 
 
-async def test_a_failed_pod_costs_one_restart_of_three_n_plus_two_writes(cluster: Cluster, operator: Operator) -> None:
+async def test_a_failed_pod_costs_one_restart_of_three_n_plus_two_writes(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    await start_operator(**NO_PROGRESS)
     pods = await running_gang(cluster, nodes=3)
     before = len(await cluster.cost())
     await cluster.ends(pods[1], code=1, message=KILLED)
