@@ -179,8 +179,15 @@ async def test_an_eviction_that_a_budget_refuses_is_tried_again(
 ) -> None:
     here, _ = gang
     budget = await protected(cluster)
-    late = await drain(cluster, node, "--timeout", "3s")
-    assert late.code == 1, late
+    answers: list[Answer] = []
+
+    async def refused() -> Answer | None:
+        """A command that the machine lets wait may have no answer yet when its time is up."""
+        answers[:] = [await drain(cluster, node, "--timeout", "3s")]
+        assert answers[0].code == 1, answers
+        return None if "it was not asked yet" in answers[0].err else answers[0]
+
+    late = await eventually_async(refused, "the eviction is refused", instead=lambda: answers)
     assert (
         f"error: 1 pod of a DDPJob is still on {node} after 3s\n  {cluster.namespace}/{here} is not evicted" in late.err
     )

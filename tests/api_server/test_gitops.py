@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.api_server.harness import Cluster, Operator
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.api import API_VERSION
 
@@ -26,7 +27,8 @@ async def kubectl(cluster: Cluster, *arguments: str, stdin: str | None = None) -
 
 
 async def waited_for(cluster: Cluster, condition: str) -> str:
-    return await kubectl(cluster, "wait", f"--for=condition={condition}", "ddpjob/digits", "--timeout=20s")
+    patience = f"--timeout={PATIENCE_SECONDS:.0f}s"
+    return await kubectl(cluster, "wait", f"--for=condition={condition}", "ddpjob/digits", patience)
 
 
 async def test_kubectl_wait_takes_a_condition_for_met_after_an_edit(cluster: Cluster, operator: Operator) -> None:
