@@ -107,13 +107,17 @@ def condition(job: Object | None, type_: str) -> dict[str, Any] | None:
 
 
 def wait_degraded(history: History, cause: Cause) -> dict[str, Any]:
-    """The condition that says why the job does not start, once it is there."""
+    """The condition that says why the job does not start, once it is there. Before that, a scheduler may have said for
+    some seconds that the claim was not bound yet, which has the same reason.
+    """
 
     def said() -> dict[str, Any] | None:
         found = condition(history.latest("ddpjobs", cause.name), "Degraded")
-        return found if found and (found["status"], found["reason"]) == ("True", cause.reason) else None
+        if found is None or (found["status"], found["reason"]) != ("True", cause.reason):
+            return None
+        return found if cause.words in found["message"] else None
 
-    return history.wait(said, f"job {cause.name} is Degraded: {cause.reason}")
+    return history.wait(said, f"job {cause.name} is Degraded: {cause.reason}: {cause.words}")
 
 
 def wait_condition(history: History, cause: Cause, type_: str, status: str) -> None:

@@ -93,7 +93,7 @@ def operator_installed(kubectl: Kubectl, images: Images, *, chart: Path = CHART,
     import helm_python as helm
 
     with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
-        config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=60)
+        config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=300)
         system = kubectl.within(NAMESPACE)
         # Helm waits for the Deployment; its pods end later, and still ask for what their role no longer allows
         eventually(lambda: system.list("pods", f"app.kubernetes.io/instance={RELEASE}") == [], "no operator is left")
@@ -107,7 +107,7 @@ def operator_installed(kubectl: Kubectl, images: Images, *, chart: Path = CHART,
         try:
             yield system
         finally:
-            config.uninstall(RELEASE, wait="watcher", timeout=60)
+            config.uninstall(RELEASE, wait="watcher", timeout=300)
 
 
 def chart_values(images: Images) -> dict[str, Any]:

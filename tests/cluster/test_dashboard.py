@@ -19,7 +19,7 @@ NAME = "pages-ddpjob-operator-dashboard"
 GET = """
 import sys, urllib.request
 asked = urllib.request.Request(sys.argv[1], headers={"Host": sys.argv[2]})
-print(urllib.request.urlopen(asked, timeout=20).read().decode())
+print(urllib.request.urlopen(asked, timeout=120).read().decode())
 """
 
 TRY_TO_WRITE = """

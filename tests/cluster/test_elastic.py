@@ -17,6 +17,7 @@ from tests.cluster.history import JOB, nodes_with_two_pods, untrue_steps
 from tests.cluster.installation import node_lost, wait_operator
 from tests.cluster.kube import Object, describe
 from tests.cluster.scenario import SNAPSHOT_STEPS, Scenario
+from tests.cluster.test_failures import SAVING_SECONDS
 from tests.kubernetes import Impossible
 from tests.support.command import ddpjob
 from tests.support.waiting import CLUSTER_SECONDS, eventually
@@ -56,6 +57,7 @@ def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
         elastic={"minNodes": 1, "waitSeconds": 3},
         placement={"onePodPerNode": True},
         restart=QUICK | {"scope": "InPlace"},
+        shutdownSeconds=SAVING_SECONDS,
     )
     before = scenario.wait_trained(60)
     with lost(victim, power=True) as died:

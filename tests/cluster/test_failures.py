@@ -17,6 +17,9 @@ from tests.support.waiting import PATIENCE_SECONDS
 HIT = STEPS // 3
 """The step from which on a job is hit: far from both ends."""
 
+SAVING_SECONDS = 120
+"""A snapshot that waits for a busy disk may take longer than the default of shutdownSeconds; then ranks are killed."""
+
 FORCE = ("--grace-period=0", "--force")
 
 USER_CODE = """
@@ -66,7 +69,7 @@ def test_a_pod_deleted_by_force_costs_one_restart_and_no_bit(scenario: Scenario,
 
 
 def test_deleting_the_first_node_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.apply()
+    scenario.apply(shutdownSeconds=SAVING_SECONDS)
     before = scenario.wait_trained(HIT)
     scenario.delete_pod(0)
     failure = scenario.wait_phase("Succeeded")["lastFailure"]
