@@ -341,10 +341,12 @@ def main() -> int:
     keep_collections_short()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            code = 1
             try:
                 runner.run(run(settings, defaults))
+                code = 0
             finally:
-                _end_by_force_if_need_be()
+                _end_by_force_if_need_be(code)
     except (ApiError, OSError) as error:
         logger.error("the operator stops: %s", error)
         return 1
@@ -356,9 +358,11 @@ def main() -> int:
     return 0
 
 
-def _end_by_force_if_need_be() -> None:
-    """Tasks of kopf whose watch has failed may ignore their cancellation for ever, and the loop would wait for them."""
-    last_resort = threading.Timer(LAST_SECONDS, os._exit, (1,))
+def _end_by_force_if_need_be(code: int) -> None:
+    """Tasks of kopf whose watch has failed may ignore their cancellation for ever, and the loop would wait for them. On
+    a busy machine the loop may take as long to end where nothing is wrong, so the exit code is that of the usual end.
+    """
+    last_resort = threading.Timer(LAST_SECONDS, os._exit, (code,))
     last_resort.daemon = True
     last_resort.start()
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 
 import pytest
 
+from ddpjob_operator import logs, main
+from ddpjob_operator import settings as configuration
 from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.core.values.job import Defaults
-from ddpjob_operator.main import _assemble
+from ddpjob_operator.main import WatchEnded, _assemble
 from ddpjob_operator.settings import Settings
 
 
@@ -31,3 +36,36 @@ async def test_a_namespace_of_many_jobs_does_not_make_that_of_one_wait() -> None
         await done.wait()
         await operator.queue.stop(0)
     assert looked_at.index("one") <= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [pytest.param(None, 0, id="a graceful stop"), pytest.param(WatchEnded("pods"), 1, id="a watch has ended")],
+)
+def test_an_end_that_takes_too_long_has_the_exit_code_of_any_other(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, code: int
+) -> None:
+    forced: list[tuple[int, ...]] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, end: Callable[[int], None], arguments: tuple[int, ...]) -> None:
+            forced.append(arguments)
+
+        def start(self) -> None:
+            """Nothing: its time is never up."""
+
+    async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(sys, "argv", ["ddpjob-operator"])
+    monkeypatch.setattr(configuration, "load", Settings)
+    monkeypatch.setattr(logs, "configure", lambda level, style: None)
+    monkeypatch.setattr(main, "keep_collections_short", lambda: None)
+    monkeypatch.setattr(main, "load_defaults", lambda settings: lambda namespace: Defaults())
+    monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main, "threading", SimpleNamespace(Timer=Timer))
+    assert main.main() == code
+    assert forced == [(code,)]
