@@ -114,8 +114,8 @@ async def test_a_pod_on_a_silent_node_is_removed_by_force_only_where_the_policy_
 ) -> None:
     await cluster.apply_job(restart={"nodeLostSeconds": 1, "forceDeleteLostPods": force})
     await cluster.gang_exists()
-    await cluster.bound("digits-0-1", node="silent")
     await cluster.runs("digits-0-0", "digits-0-1")
+    await cluster.bound("digits-0-1", node="silent")  # a pod that waited there for seconds would be lost at once
     await cluster.phase_is("Running")
     await cluster.falls_silent("digits-0-1")
     await cluster.gang_exists(attempt=1)
@@ -141,8 +141,8 @@ async def test_a_silent_node_is_given_up_although_a_sidecar_of_its_pod_had_ended
     _, pod = await cluster.gang_exists()
     patience = {item["key"]: item.get("tolerationSeconds") for item in pod["spec"]["tolerations"]}
     assert patience["node.kubernetes.io/unreachable"] == patience["node.kubernetes.io/not-ready"] == 7
-    await cluster.bound("digits-0-1", node="silent")
     await cluster.runs("digits-0-0", "digits-0-1")
+    await cluster.bound("digits-0-1", node="silent")  # a pod that waited there for seconds would be lost at once
     await cluster.phase_is("Running")
     ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
     states = {"trainer": {"running": {}}, "helper": ended}

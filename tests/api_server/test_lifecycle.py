@@ -11,7 +11,8 @@ from tests.support.waiting import eventually_async
 
 from ddpjob_operator.runtime.errors import ApiError
 
-STOP_SECONDS = 15.0
+STOP_SECONDS = 30.0
+"""A pod's usual grace period, which all parts of the operator together take less of."""
 
 
 def owners(obj: dict) -> list[tuple[str, str, bool]]:

@@ -81,7 +81,7 @@ class Prometheus:
         return {sample.labels["pod"] for sample in self.query(f'max_over_time(up{{job="{job}"}}[10m]) == 1')}
 
     def _get(self, path: str, **query: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}", timeout=60) as answer:
             return json.load(answer)["data"]
 
 
