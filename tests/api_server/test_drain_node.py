@@ -204,14 +204,15 @@ async def test_an_eviction_that_a_budget_refuses_is_tried_again(
         return len(await evictions(cluster)) > before
 
     await eventually_async(asked_again, "the eviction was asked for again")
-    assert {code for _, code in await evictions(cluster)} == {429}
+    # what the command asked that gave up may have another answer: it did not wait for its last one
+    assert {code for _, code in (await evictions(cluster))[before:]} == {429}
     await cluster.client.delete(budget, "poddisruptionbudgets")
     await is_deleting(cluster, here)
     await goes(cluster, here)
     done = await ended(process)
     assert done.code == 0, done
-    *refused, last = await evictions(cluster)
-    assert {code for _, code in refused} <= {429, 500}, "500 to one that comes while the budget goes"
+    *earlier, last = (await evictions(cluster))[before:]
+    assert {code for _, code in earlier} <= {429, 500}, "500 to one that comes while the budget goes"
     assert last == (here, 201)
 
 
