@@ -23,8 +23,9 @@ from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Json, Key, Listed
 from ddpjob_operator.core.values import names
-from ddpjob_operator.runtime.client import PAGE, Client, Page, namespace_of
+from ddpjob_operator.runtime.client import PAGE, Client, Page
 from ddpjob_operator.runtime.errors import ApiError, without_frames
+from ddpjob_operator.runtime.paths import namespace_of
 from ddpjob_operator.runtime.queue import Backoff
 from ddpjob_operator.shards import Shard
 from ddpjob_operator.wire.pods import decode_pods

@@ -15,16 +15,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import aiohttp
 
 from ddpjob_operator import metrics
-from ddpjob_operator.runtime.decode import decode, decode_aside
+from ddpjob_operator.runtime.answers import Wait, decoded, error_of, refusal
+from ddpjob_operator.runtime.decode import decode
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import OPERATOR, Login, log_in, open_session
+from ddpjob_operator.runtime.paths import namespace_of
 from ddpjob_operator.runtime.shares import FairSemaphore
 from ddpjob_operator.runtime.turns import OneATurn
 
@@ -38,7 +40,6 @@ LONGEST_WAIT_SECONDS = 60.0
 
 _WATCH_CHUNK = 2**16
 _HALF_A_LINE = 2**21
-_TOO_MANY = 429
 _UNAUTHORIZED = 401
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
@@ -151,7 +152,7 @@ class Client:
         try:
             async with self._send("GET", path, query, None, None, None) as response:
                 if response.status >= 400:
-                    raise _error(response.status, response.reason or "", await response.read())
+                    raise error_of(response.status, response.reason or "", await response.read())
                 line = _Line()
                 async for block in response.content.iter_any():
                     *ends, begins = block.split(b"\n")
@@ -177,7 +178,7 @@ class Client:
                 while len(payload) < most and (more := await response.content.read(most - len(payload))):
                     payload += more
                 if response.status >= 400:
-                    raise _error(response.status, response.reason or "", payload)
+                    raise error_of(response.status, response.reason or "", payload)
                 return payload
         except TimeoutError:
             raise ApiError(0, "Timeout", f"GET {path}: no answer within {seconds:g} s") from None
@@ -245,7 +246,7 @@ class Client:
         try:
             async with self._send("GET", path, asked, None, headers, longest) as response:
                 if response.status >= 400:
-                    raise _error(response.status, response.reason or "", await response.read())
+                    raise error_of(response.status, response.reason or "", await response.read())
                 with suppress(aiohttp.SocketTimeoutError):
                     async for line in response.content.iter_chunked(_WATCH_CHUNK):
                         event: Json = decode(line)
@@ -292,7 +293,7 @@ class Client:
             on_its_way, first = ask(""), True
             try:
                 while True:
-                    answer = await _decoded(await on_its_way, f"GET {path}", decoder)
+                    answer = await decoded(await on_its_way, f"GET {path}", decoder)
                     metadata = answer["metadata"]
                     token = metadata.get("continue") or ""
                     if token:  # the server makes the next page while this one is taken in
@@ -310,7 +311,7 @@ class Client:
         raise ApiError(410, "Expired", f"the list of {resource} expired three times before its last page was read")
 
     async def _call(self, method: str, path: str, resource: str, **options: Any) -> Json:
-        return await _decoded(await self._answer(method, path, resource, **options), f"{method} {path}")
+        return await decoded(await self._answer(method, path, resource, **options), f"{method} {path}")
 
     async def _answer(
         self,
@@ -335,7 +336,7 @@ class Client:
                     if self.fence is not None and method != "GET":
                         self.fence()
                     return await self._once(method, path, resource, query or {}, body, headers, verb or method)
-            except _Wait as wait:
+            except Wait as wait:
                 if asyncio.get_running_loop().time() + wait.seconds > deadline:
                     raise
                 await asyncio.sleep(wait.seconds)  # outside the semaphore: others may still be served
@@ -361,7 +362,7 @@ class Client:
                 code = str(response.status)
                 payload = await response.read()
                 if response.status >= 400:
-                    raise _refusal(response, payload)
+                    raise refusal(response, payload)
                 return payload
         except TimeoutError:
             raise ApiError(0, "Timeout", f"{method} {path}: no answer within {REQUEST_SECONDS:g} s") from None
@@ -424,26 +425,9 @@ class Client:
             await self._close_unused(old)
 
 
-def namespace_of(path: str) -> str:
-    """The namespace that a path of the API is in; empty for what is in none."""
-    _, found, rest = path.partition("/namespaces/")
-    return rest.partition("/")[0] if found else ""
-
-
 async def connect(in_flight: int = 64, context: str | None = None, agent: str = OPERATOR) -> Client:
     """A client for the configured API server, or for that of a `context` of the kubeconfig."""
     return Client(await log_in(context, agent), in_flight, context, agent)
-
-
-async def _decoded(payload: bytes, call: str, decoder: Callable[[bytes], Json] | None = None) -> Json:
-    if decoder is not None:
-        with suppress(ValueError):
-            return decoder(payload)
-    try:
-        answer: Json = await decode_aside(payload)
-    except ValueError as error:
-        raise ApiError(0, "BadAnswer", f"{call}: the answer is not JSON: {error}") from error
-    return answer
 
 
 @dataclass(slots=True)
@@ -462,46 +446,6 @@ class _Line:
 
     def text(self) -> str:
         return (self._head + self._tail[-_HALF_A_LINE:]).decode(errors="replace")
-
-
-class _Wait(ApiError):
-    """The server asked to come back later."""
-
-    def __init__(self, seconds: float, error: ApiError) -> None:
-        super().__init__(error.status, error.reason, error.message, error.details)
-        self.seconds = seconds
-
-
-def retry_after_seconds(value: str, now: datetime) -> float:
-    """Seconds to wait for a Retry-After header, which is a number or an HTTP date (RFC 9110 section 10.2.3).
-
-    Unreadable: 1 s.
-    """
-    try:
-        return max(0.0, float(int(value)))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(value)
-    except ValueError:
-        return 1.0
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
-
-
-def _refusal(response: aiohttp.ClientResponse, payload: bytes) -> ApiError:
-    error = _error(response.status, response.reason or "", payload)
-    if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
-        return _Wait(retry_after_seconds(after, datetime.now(UTC)), error)
-    return error
-
-
-def _error(status: int, phrase: str, payload: bytes) -> ApiError:
-    try:
-        body = decode(payload)
-        return ApiError(status, body.get("reason") or phrase, body.get("message") or phrase, body.get("details"))
-    except (ValueError, AttributeError):
-        # a proxy's page, or half an answer: enough of it to recognise, not enough to flood a log
-        return ApiError(status, phrase or "Unknown", " ".join(payload[:200].decode(errors="replace").split()))
 
 
 def _dumps(value: object) -> str:

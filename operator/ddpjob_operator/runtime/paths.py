@@ -22,3 +22,9 @@ def events(namespace: str) -> str:
 
 def leases(namespace: str) -> str:
     return collection("coordination.k8s.io/v1", "leases", namespace)
+
+
+def namespace_of(path: str) -> str:
+    """The namespace that a path of the API is in; empty for what is in none."""
+    _, found, rest = path.partition("/namespaces/")
+    return rest.partition("/")[0] if found else ""

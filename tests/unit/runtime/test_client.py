@@ -8,7 +8,6 @@ import gc
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -19,12 +18,10 @@ from tests.unit.answers import Server, cut, ok, status
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.runtime import client as api
-from ddpjob_operator.runtime.client import Client, connect, retry_after_seconds
+from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import Login, open_session
 from ddpjob_operator.settings import VERSION
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 async def test_an_error_carries_the_servers_own_reason(server: Server, client: Client) -> None:
@@ -104,23 +101,6 @@ async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server, cli
     with pytest.raises(ApiError) as raised:
         await client.get("/api/v1/pods", "pods")
     assert raised.value.status == 429
-
-
-@pytest.mark.fault(5)
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        ("0", 0),
-        ("17", 17),
-        ("-5", 0),
-        ("Fri, 02 Jan 2026 03:05:05 GMT", 60),
-        ("Fri, 02 Jan 2026 03:00:00 GMT", 0),
-        ("soon", 1),
-        ("", 1),
-    ],
-)
-def test_retry_after_is_a_number_or_a_date(value: str, seconds: float) -> None:
-    assert retry_after_seconds(value, NOW) == seconds
 
 
 async def test_after_a_401_the_token_is_read_again_once_for_all(server: Server, client: Client, tmp_path: Path) -> None:

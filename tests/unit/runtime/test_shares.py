@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from ddpjob_operator.runtime.client import namespace_of
 from ddpjob_operator.runtime.shares import FairSemaphore
 
 
@@ -108,15 +107,3 @@ async def test_where_all_give_up_at_once_every_place_is_free_again(first: str) -
     assert {type(end) for end in ends} == {asyncio.CancelledError}
     await calls.ask("a", 20)
     assert calls.held == {"a": 3}
-
-
-@pytest.mark.parametrize(
-    ("path", "namespace"),
-    [
-        ("/api/v1/namespaces/team-a/pods/digits-0-0", "team-a"),
-        ("/apis/training.ddpjob.io/v1alpha1/namespaces/team-a/ddpjobs", "team-a"),
-        ("/apis/training.ddpjob.io/v1alpha1/ddpjobs", ""),
-    ],
-)
-def test_a_call_is_its_namespaces(path: str, namespace: str) -> None:
-    assert namespace_of(path) == namespace
