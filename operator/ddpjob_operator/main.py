@@ -24,9 +24,10 @@ import kopf
 
 from ddpjob_operator import logs, metrics, server
 from ddpjob_operator import settings as configuration
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.child_watch import ChildWatch
 from ddpjob_operator.cluster.controller import Controller
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.ledger.notification import CONTENT_TYPE

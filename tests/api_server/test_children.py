@@ -14,7 +14,8 @@ from tests.support.waiting import eventually_async
 from ddpjob_operator.api import GROUP
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.apply import Applier
-from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pod_environment import Place
 from ddpjob_operator.core.manifests.pods import build_pod

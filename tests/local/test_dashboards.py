@@ -29,8 +29,8 @@ from tests.support.waiting import eventually
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.cluster.figures import count, figures
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.display import PlainDisplay
 from ddpjob_operator.local.observed import RunView

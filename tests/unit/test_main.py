@@ -12,7 +12,7 @@ import pytest
 
 from ddpjob_operator import logs, main
 from ddpjob_operator import settings as configuration
-from ddpjob_operator.cluster.cache import Key
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.values.job import Defaults
 from ddpjob_operator.main import WatchEnded, _assemble
 from ddpjob_operator.settings import Settings

@@ -16,8 +16,9 @@ from typing import assert_never
 
 from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster import paths, pod_warnings
-from ddpjob_operator.cluster.cache import Cache, Key, Owner, controller_of, owner_of
+from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.children import CLAIM, POD_GROUP, SERVICE, Child, Kind
+from ddpjob_operator.cluster.owners import Key, Owner, controller_of, owner_of
 from ddpjob_operator.cluster.rejections import (
     Rejected,
     changed_labels,

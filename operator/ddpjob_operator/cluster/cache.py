@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from ddpjob_operator.api import KIND
 from ddpjob_operator.cluster.children import CLAIM, SERVICE, Child, Children, Kind
+from ddpjob_operator.cluster.owners import Key, Owner, controller_of, key_of_pod, owner_of
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
@@ -26,23 +26,6 @@ from ddpjob_operator.wire.jobs import kept
 from ddpjob_operator.wire.pods import deletion_began, is_held, parse_initializer, parse_pod
 
 Json = Mapping[str, Any]
-
-
-class Key(NamedTuple):
-    """A DDPJob by name, which is what the queue holds: a new job of the same name is looked at in the same order."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-class Owner(NamedTuple):
-    """The job that a pod belongs to, by its controller; the garbage collector takes none from another namespace."""
-
-    namespace: str
-    uid: str
 
 
 class Listed(NamedTuple):
@@ -432,29 +415,6 @@ class Cache:
 def _place(pod: PodView) -> tuple[int, bool, int, str]:
     """By attempt and node rank; pods that wait for a rank come last."""
     return pod.attempt, pod.node_rank is None, pod.node_rank or 0, pod.name
-
-
-def owner_of(child: Json) -> Owner | None:
-    """The job whose child an object is: by its controller, which the API server guards, never by a label."""
-    uid = controller_of(child).get("uid")
-    return Owner(child["metadata"]["namespace"], uid) if uid else None
-
-
-def key_of_pod(pod: Json) -> Key:
-    """The key of the job that a pod belongs to, or to an earlier job of the same name. A label is enough to look at a
-    job: a pod that has just lost its controller has nothing else. No job has the name of one without either: empty."""
-    meta = pod["metadata"]
-    name = controller_of(pod).get("name") or (meta.get("labels") or {}).get(names.LABEL_JOB)
-    return Key(meta["namespace"], name or "")
-
-
-def controller_of(obj: Json) -> Mapping[str, Any]:
-    """The owner reference to the DDPJob that an object belongs to; empty if there is none."""
-    for reference in obj["metadata"].get("ownerReferences") or ():
-        if reference.get("controller") and reference.get("kind") == KIND:
-            found: Mapping[str, Any] = reference
-            return found
-    return {}
 
 
 def _version(obj: Json) -> int:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.cache import Cache, Json, Key
+from ddpjob_operator.cluster.cache import Cache, Json
 from ddpjob_operator.cluster.children import CLAIM, KINDS, POD_GROUP, SERVICE, Kind
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.cluster.resync import OUR_PODS as OURS
 from ddpjob_operator.cluster.resync import explain
 from ddpjob_operator.core.values.names import pvc_name

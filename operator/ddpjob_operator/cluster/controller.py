@@ -20,8 +20,9 @@ from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Notification
 from ddpjob_operator.cluster.apply import Applier
-from ddpjob_operator.cluster.cache import Cache, Json, Key, Owner
+from ddpjob_operator.cluster.cache import Cache, Json
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
+from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.cluster.rejections import Rejected
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import Change, StatusWriter, Unanswered, change_between

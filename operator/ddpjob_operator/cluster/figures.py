@@ -7,7 +7,7 @@ from datetime import datetime
 from ddpjob_operator import metrics
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.cluster.cache import Key
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.ledger.usage import until_deleted, usage_between, with_usage
 from ddpjob_operator.core.ledger.waits import waits_between

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.cache import Cache, Json, Key, Listed
+from ddpjob_operator.cluster.cache import Cache, Json, Listed
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.values import names
 from ddpjob_operator.runtime.client import PAGE, Client, Page
 from ddpjob_operator.runtime.errors import ApiError, without_frames

@@ -15,7 +15,8 @@ from typing import Any
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import paths
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.ledger.summary import with_summary
 from ddpjob_operator.core.values.actions import Plan
 from ddpjob_operator.runtime.client import Client

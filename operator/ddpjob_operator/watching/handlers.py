@@ -12,7 +12,8 @@ import kopf
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
-from ddpjob_operator.cluster.cache import Cache, Key, key_of_pod
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Key, key_of_pod
 from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.shards import Shard
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ddpjob_operator.cluster.cache import Cache, Key, Listed
+from ddpjob_operator.cluster.cache import Cache, Listed
+from ddpjob_operator.cluster.owners import Key
 
 
 def take_lists(

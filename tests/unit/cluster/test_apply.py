@@ -15,8 +15,9 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.cluster import apply, paths
 from ddpjob_operator.cluster.apply import Applier
-from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.children import Kind
+from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.core.values.actions import (
     Action,
     CreateChild,

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.cluster.lists import take_lists
 
-from ddpjob_operator.cluster.cache import Cache, Key, Owner, key_of_pod, owner_of
+from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.children import CLAIM, POLICY, SERVICE
+from ddpjob_operator.cluster.owners import Key, Owner, key_of_pod, owner_of
 from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.names import FINALIZER
 from ddpjob_operator.core.values.trainer_report import TrainerReport
@@ -290,10 +291,6 @@ def test_a_pod_of_another_namespace_with_our_labels_is_not_ours() -> None:
     cache = Cache()
     cache.put_pod(pod(5, namespace="elsewhere"))
     assert phases(cache) == []
-
-
-def test_a_pod_leads_to_the_name_of_its_job_whichever_life_it_is_from() -> None:
-    assert key_of_pod(pod(5, owner="job-0")) == KEY
 
 
 def initializer(version: int, number: int, phase: str = "Pending") -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import run
 
-from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.child_watch import ChildWatch
 from ddpjob_operator.cluster.children import CLAIM, POLICY, Kind
+from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.core.values.names import LABEL_JOB
 from ddpjob_operator.metrics import WATCH_STARTS
 from ddpjob_operator.runtime.client import WATCH_SECONDS, Page

@@ -18,9 +18,10 @@ from tests.unit.cluster.test_status import merged
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, NodeCount, Notification, Phase
-from ddpjob_operator.cluster.cache import Cache, Key, Listed, Owner
+from ddpjob_operator.cluster.cache import Cache, Listed
 from ddpjob_operator.cluster.children import CLAIM
 from ddpjob_operator.cluster.controller import Controller, _LastPass, trainer_of
+from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.cluster.status_poll import StatusPoller, Target
 from ddpjob_operator.cluster.status_write import wire_form
 from ddpjob_operator.core.values.actions import Event, Plan

@@ -10,8 +10,8 @@ import pytest
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, NodeCount, Phase
-from ddpjob_operator.cluster.cache import Key
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES
 from ddpjob_operator.core.ledger.notification import end_event
 from ddpjob_operator.core.plan import plan

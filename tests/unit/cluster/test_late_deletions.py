@@ -12,7 +12,8 @@ import pytest
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.cluster.cache import Cache, Owner
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Owner
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.actions import Action, CreatePod, CreateService, DeletePod, PointService
 from ddpjob_operator.core.values.job import Defaults, Job

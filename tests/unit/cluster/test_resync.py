@@ -15,7 +15,8 @@ from aiohttp import web
 from tests.unit.answers import Server
 from tests.unit.virtual_time import VirtualTimeLoop, run
 
-from ddpjob_operator.cluster.cache import Cache, Key, Owner
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.cluster.resync import Resync
 from ddpjob_operator.runtime.client import Client, Page
 from ddpjob_operator.runtime.errors import ApiError

@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 from tests.unit.answers import Server, status
 
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.cluster.status_write import Change, StatusWriter
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.runtime.errors import ApiError

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.runtime.decode import decode
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job
 

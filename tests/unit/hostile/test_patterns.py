@@ -11,8 +11,9 @@ import re2
 
 from ddpjob_operator.api.validation import PATTERN_OPTIONS, _compile_error
 from ddpjob_operator.cluster import controller as cluster
-from ddpjob_operator.cluster.cache import Cache, Key
+from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.controller import Controller
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.cluster.status_poll import StatusPoller
 from ddpjob_operator.core.failure.symptoms import _compiled, found
 from ddpjob_operator.core.values.actions import Plan

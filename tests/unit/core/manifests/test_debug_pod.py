@@ -8,7 +8,7 @@ import pytest
 from builders import make_job
 from tests.support import kubernetes_schemas
 
-from ddpjob_operator.cluster.cache import key_of_pod, owner_of
+from ddpjob_operator.cluster.owners import key_of_pod, owner_of
 from ddpjob_operator.core.manifests.admission import admit
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod

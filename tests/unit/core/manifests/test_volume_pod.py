@@ -8,7 +8,7 @@ import pytest
 from builders import make_job
 from tests.support import kubernetes_schemas
 
-from ddpjob_operator.cluster.cache import owner_of
+from ddpjob_operator.cluster.owners import owner_of
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.pod_security import pod_security_violations
 from ddpjob_operator.core.manifests.pods import build_pvc
