@@ -21,14 +21,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import data_waits
-from ddp_trainer.rank.observe import (
-    LAPSED_STEPS,
-    MEGATRON,
-    ScriptObserver,
-    close_observer,
-    observe,
-    observing,
-)
+from ddp_trainer.rank.leading_optimizer import LAPSED_STEPS
+from ddp_trainer.rank.observe import MEGATRON, ScriptObserver, close_observer, observe, observing
 
 Train = Callable[[], Any]
 

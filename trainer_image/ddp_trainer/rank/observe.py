@@ -8,11 +8,11 @@ What is seen, and how:
 
 - a step: a call of an optimizer's `step()` (torch.optim.optimizer.register_optimizer_step_post_hook). With several
   optimizers, steps are those of the one that has made most. Backward passes without a step are gradient accumulation.
-  Calls for other parameters each, with no backward pass between them, are one step.
+  Calls for other parameters each, with no backward pass between them, are one step (`leading_optimizer`).
 - the loss: the sum of the scalars that `backward()` was called on for this step, which is what the step descends,
   without the scale of a GradScaler; with LBFGS, that of the first evaluation. It is this rank's own.
 - samples: the batches that a `torch.utils.data.DataLoader` yielded for those backward passes, each once, times the
-  world size.
+  world size (`batch_sizes`).
 - the wait for data: how long a DataLoader took to yield them, on the thread that makes the steps (`data_waits`).
 - validation: a DataLoader that yields batch after batch without a backward pass.
 
@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
@@ -48,6 +48,7 @@ from ddp_trainer.rank import (
     batch_sizes,
     captured_graphs,
     data_waits,
+    leading_optimizer,
     observe_accelerate,
     observe_lightning,
     optimizer_steps,
@@ -55,6 +56,7 @@ from ddp_trainer.rank import (
 from ddp_trainer.rank.after_import import after_import
 from ddp_trainer.rank.batch_sizes import batch_size, samples_asked_for
 from ddp_trainer.rank.captured_graphs import at_replays
+from ddp_trainer.rank.leading_optimizer import Lead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,9 +69,6 @@ FETCHES_OF_VALIDATION: Final = 3
 where a step has as many backward passes: Hugging Face's Trainer reads all batches of a step before the first.
 """
 
-LAPSED_STEPS: Final = 64
-"""Of one optimizer, without one of the leader between them: more than any that take turns, as those of a GAN."""
-
 SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
 
@@ -79,7 +78,6 @@ MEGATRON: Final = "megatron.core.pipeline_parallel.schedules"
 _current: ScriptObserver | None = None
 _forks = 0
 """Between this process and the one that imported this module."""
-_NO_PART: Final[tuple[int, set[int]]] = -1, set()
 _NO_PROCESS: Final = -1
 """In place of that number, for what observes no process any more."""
 
@@ -94,7 +92,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 def _keep_out_of_graphs() -> None:
     """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
-    ours = (batch_sizes, captured_graphs, data_waits, optimizer_steps)
+    ours = (batch_sizes, captured_graphs, data_waits, leading_optimizer, optimizer_steps)
     for name in (__name__, Heartbeat.__module__, *(module.__name__ for module in ours)):
         sys.modules["torch._dynamo.trace_rules"].add(name)
 
@@ -150,12 +148,7 @@ class ScriptObserver:
         self._clock = clock
         self._forks = _forks
         self._undo: list[Callable[[], None]] = []
-        self._leader: Callable[[], Optimizer | None] = _nobody
-        """The optimizer that has made most steps, as a weak reference."""
-        self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
-        """Steps of the others."""
-        self._alone: WeakKeyDictionary[Optimizer, tuple[int, int]] = WeakKeyDictionary()
-        """Of the others: after which step of the leader they have stepped, and how often since."""
+        self._lead = Lead()
         self._step = 0
         """Of this process, in all trainings."""
         self._earlier = 0
@@ -183,10 +176,6 @@ class ScriptObserver:
         """Backward passes since the last step."""
         self._passes = 0
         """All of them, also those on what is no loss."""
-        self._parts: WeakKeyDictionary[Optimizer, tuple[int, set[int]]] = WeakKeyDictionary()
-        """Of each optimizer: after how many backward passes it has begun its last step, and for which parameters: the
-        first one of each group.
-        """
         self._makes_state = False
         """Whether a step is one by which torch makes the state of an optimizer."""
         self._read_ahead = 2
@@ -218,11 +207,10 @@ class ScriptObserver:
         observer.
         """
         self._before, self._total_steps = step - self._step, total_steps
-        self._earlier, self._leader, self.loss = self._step, _nobody, None
+        self._earlier, self.loss = self._step, None
         self._loss, self._is_finite = None, True
         self._heartbeat.forgets_loss()
-        self._steps.clear()
-        self._alone.clear()
+        self._lead.begins()
         self._checks_loss = self._checks_loss and not run_checks_loss
         self._heartbeat.resumed(step)
 
@@ -279,7 +267,7 @@ class ScriptObserver:
 
     def overflowed(self, optimizer: Optimizer) -> None:
         """A GradScaler has left out the step of an optimizer: what its loss was is in no step."""
-        if _forks == self._forks and self._leader() in (None, optimizer):
+        if _forks == self._forks and self._lead.optimizer() in (None, optimizer):
             self._loss = None
 
     def backward_begins(self, root: Tensor) -> None:
@@ -332,9 +320,9 @@ class ScriptObserver:
             return
         if at_replays(after=functools.partial(self._or_give_up, self.stepped, optimizer)):
             return
-        if self._is_rest_of_step(optimizer):
+        if self._lead.is_rest_of_step(optimizer, self._passes):
             return
-        if self._leader() is not optimizer and not self._takes_the_lead(optimizer):
+        if self._lead.optimizer() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
         if not self._step:
             self._say_if_alone()
@@ -368,18 +356,6 @@ class ScriptObserver:
         if self._checks_loss:
             self._check_loss(before + steps)
 
-    def _is_rest_of_step(self, optimizer: Optimizer) -> bool:
-        """Whether this call is for parameters that its last step was not yet for, with no backward pass since: ZeRO, as
-        DeepSpeed has it, calls `step()` for each group of parameters, or each part of one, with the others taken out.
-        """
-        groups = {id(group["params"][0]) for group in optimizer.param_groups if group["params"]}
-        passes, done = self._parts.get(optimizer, _NO_PART)
-        if passes == self._passes and groups and done.isdisjoint(groups):
-            done |= groups
-            return True
-        self._parts[optimizer] = self._passes, groups
-        return False
-
     def _say_if_alone(self) -> None:
         """At the first step: ranks that have not met do not know of each other."""
         distributed = sys.modules["torch.distributed"]
@@ -401,22 +377,11 @@ class ScriptObserver:
         return before
 
     def _takes_the_lead(self, optimizer: Optimizer) -> bool:
-        """Whether this step of an optimizer, other than that with most steps, makes it the one: it has more now, or
-        that one is gone, or has not been stepped for long, as where a script trains one model after another.
-        """
-        leader, led, steps = self._leader(), self._step - self._earlier, self._steps.get(optimizer, 0) + 1
-        at, alone = self._alone.get(optimizer, (self._step, 0))
-        alone = alone + 1 if at == self._step else 1
-        lapsed = alone > LAPSED_STEPS
-        if leader is not None and steps <= led and not lapsed:
-            self._steps[optimizer], self._alone[optimizer] = steps, (self._step, alone)
-            return False
-        if leader is not None:
-            self._steps[leader] = led
-        self._leader = ref(optimizer)
-        if lapsed:  # what has come since then is of many steps
+        """Whether this step, of an optimizer that did not lead, is a step of the training: from now on it leads."""
+        change = self._lead.goes_to(optimizer, step=self._step, led=self._step - self._earlier)
+        if change == "lapsed":  # what has come since then is of many steps
             self._loss, self._step_samples, self._backwards = None, 0, 0
-        return not lapsed
+        return change == "taken"
 
     def _check_loss(self, step: int) -> None:
         """The one that the heartbeat has read: not that of each step is, and NaN does not go away. Also where another
@@ -653,10 +618,6 @@ class ScriptObserver:
                 setattr(owner, name, original)
 
         self._undo.append(undo)
-
-
-def _nobody() -> None:
-    """The optimizer that leads before any has made a step."""
 
 
 def _learning_rate(optimizer: Optimizer) -> float | None:
