@@ -22,7 +22,8 @@ from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.rank import data_waits
 from ddp_trainer.rank.leading_optimizer import LAPSED_STEPS
-from ddp_trainer.rank.observe import MEGATRON, ScriptObserver, close_observer, observe, observing
+from ddp_trainer.rank.observe import ScriptObserver, close_observer, observe, observing
+from ddp_trainer.rank.observe_megatron import SCHEDULES
 
 Train = Callable[[], Any]
 
@@ -347,9 +348,9 @@ def _by_engine(output: torch.Tensor, grad_output: torch.Tensor | None) -> None:
 
 def test_micro_batches_of_megatron_are_no_validation(seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls the autograd engine by itself, past all that torch has in Python."""
-    schedules: Any = ModuleType(MEGATRON)
+    schedules: Any = ModuleType(SCHEDULES)
     schedules.custom_backward = _by_engine
-    monkeypatch.setitem(sys.modules, MEGATRON, schedules)
+    monkeypatch.setitem(sys.modules, SCHEDULES, schedules)
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

@@ -37,7 +37,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -51,10 +51,12 @@ from ddp_trainer.rank import (
     leading_optimizer,
     observe_accelerate,
     observe_lightning,
+    observe_megatron,
+    observe_torch,
     optimizer_steps,
 )
 from ddp_trainer.rank.after_import import after_import
-from ddp_trainer.rank.batch_sizes import batch_size, samples_asked_for
+from ddp_trainer.rank.batch_sizes import batch_size
 from ddp_trainer.rank.captured_graphs import at_replays
 from ddp_trainer.rank.leading_optimizer import Lead
 
@@ -71,9 +73,6 @@ where a step has as many backward passes: Hugging Face's Trainer reads all batch
 
 SMOOTHING: Final = 0.9
 """Weight of the past in the moving average of samples per second."""
-
-DCP_STATES: Final = "torch.distributed.checkpoint.state_dict"
-MEGATRON: Final = "megatron.core.pipeline_parallel.schedules"
 
 _current: ScriptObserver | None = None
 _forks = 0
@@ -92,8 +91,9 @@ os.register_at_fork(after_in_child=_count_fork)
 
 def _keep_out_of_graphs() -> None:
     """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
-    ours = (batch_sizes, captured_graphs, data_waits, leading_optimizer, optimizer_steps)
-    for name in (__name__, Heartbeat.__module__, *(module.__name__ for module in ours)):
+    hooks = (observe_megatron, observe_torch)
+    called = (batch_sizes, captured_graphs, data_waits, leading_optimizer, optimizer_steps)
+    for name in (__name__, Heartbeat.__module__, *(module.__name__ for module in (*hooks, *called))):
         sys.modules["torch._dynamo.trace_rules"].add(name)
 
 
@@ -104,12 +104,12 @@ def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Wa
     heartbeat.enter("script")
     _current = ScriptObserver(heartbeat, world_size, non_finite_loss=non_finite_loss)
     _current.after_import("torch", _current.hook_into_torch)
-    _current.after_import(DCP_STATES, _current.hook_into_dcp)
+    _current.after_import(observe_torch.DCP_STATES, functools.partial(observe_torch.hook_into_dcp, _current))
     _current.after_import("transformers.trainer", _current.hook_into_transformers)
     for connector in observe_lightning.MODULES:
         _current.after_import(connector, functools.partial(_current.hook_into_lightning, connector))
     _current.after_import("accelerate.accelerator", _current.hook_into_accelerate)
-    _current.after_import(MEGATRON, _current.hook_into_megatron)
+    _current.after_import(observe_megatron.SCHEDULES, functools.partial(observe_megatron.hook_into, _current))
     return _current
 
 
@@ -161,10 +161,10 @@ class ScriptObserver:
         self.epoch: int | None = None
         self.loss: float | None = None
         """The loss that the script itself logs, which is shown instead of the one that `backward()` gets."""
-        self._phase = "script"
+        self.phase = "script"
         self._loss: Tensor | None = None
         self._scaled: tuple[ref[Tensor], Tensor] | None = None
-        self._has_stepped = False
+        self.has_stepped = False
         """Whether an optimizer has made a step since a GradScaler was last asked for one."""
         self._fetched: int | None = None
         """Samples of the batch that was fetched last."""
@@ -174,9 +174,9 @@ class ScriptObserver:
         """Batches that no backward pass has been made for."""
         self._backwards = 0
         """Backward passes since the last step."""
-        self._passes = 0
+        self.passes = 0
         """All of them, also those on what is no loss."""
-        self._makes_state = False
+        self.makes_state = False
         """Whether a step is one by which torch makes the state of an optimizer."""
         self._read_ahead = 2
         """Batches that may be read before the first backward pass of a step: all of the step, and accelerate's loader
@@ -278,7 +278,7 @@ class ScriptObserver:
             return  # before any batch, what nothing has computed only wakes CUDA up, and may be empty memory
         scaled = self._scaled
         loss = scaled[1] if scaled is not None and scaled[0]() is root else root.detach()
-        if at_replays(before=functools.partial(self._or_give_up, self._backward_begins_with, loss)):
+        if at_replays(before=functools.partial(self.or_give_up, self._backward_begins_with, loss)):
             return  # each replay writes into the same tensor
         # a script may reduce its loss over all ranks in place, for a log of its own, before or after the step
         self._backward_begins_with(loss.clone())
@@ -287,7 +287,7 @@ class ScriptObserver:
         """A backward pass begins on what need be no loss, for samples that need not be of this rank alone."""
         if _forks != self._forks:
             return
-        if not at_replays(before=functools.partial(self._or_give_up, self._backward_begins_with, None)):
+        if not at_replays(before=functools.partial(self.or_give_up, self._backward_begins_with, None)):
             self._backward_begins_with(None)
 
     def _backward_begins_with(self, loss: Tensor | None) -> None:
@@ -301,7 +301,7 @@ class ScriptObserver:
         elif self._unused:  # else another loss of the same batch, as a GAN has
             self._unused -= 1
             self._step_samples += fetched
-        if self._phase != "train":
+        if self.phase != "train":
             self._enter("train" if self._step else "first_step")
 
     def _reads_of_step(self) -> None:
@@ -315,12 +315,12 @@ class ScriptObserver:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has made a step."""
-        self._has_stepped = True
-        if _forks != self._forks or self._makes_state:
+        self.has_stepped = True
+        if _forks != self._forks or self.makes_state:
             return
-        if at_replays(after=functools.partial(self._or_give_up, self.stepped, optimizer)):
+        if at_replays(after=functools.partial(self.or_give_up, self.stepped, optimizer)):
             return
-        if self._lead.is_rest_of_step(optimizer, self._passes):
+        if self._lead.is_rest_of_step(optimizer, self.passes):
             return
         if self._lead.optimizer() is not optimizer and not self._takes_the_lead(optimizer):
             return  # another optimizer of the same step
@@ -337,7 +337,7 @@ class ScriptObserver:
         self._read_before = self._read_before[1], 0
         self._backwards = 0
         self._samples = None if not samples or self._samples is None else self._samples + samples * self._world_size
-        if self._phase != "train":
+        if self.phase != "train":
             self._enter("train")
         if (waited := self.data_waits.of_step()) is not None:
             self._heartbeat.waited_for_data(waited)
@@ -412,104 +412,8 @@ class ScriptObserver:
 
     def hook_into_torch(self) -> None:
         """Put the hooks in place; torch has been imported."""
-        import torch
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-        def backward_seen(function: Callable[..., Any]) -> Callable[..., Any]:
-            def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-                self._passes += 1
-                if isinstance(tensors, torch.Tensor):
-                    try:
-                        self.backward_begins(tensors)
-                    except Exception as error:
-                        self._give_up(error)
-                return function(tensors, *args, **kwargs)
-
-            return backward
-
-        def fetch_seen(function: Callable[..., Any]) -> Callable[..., Any]:
-            timed = self.data_waits.timed(function)
-
-            def fetch(iterator: Any) -> Any:
-                if self._phase == "validate":  # the first batches of one are not known to be of it
-                    self.data_waits.forget()
-                batch = timed(iterator)
-                try:
-                    self.fetched(batch, samples_asked_for(iterator))
-                except Exception as error:
-                    self._give_up(error)
-                return batch
-
-            return fetch
-
-        def scale_seen(function: Callable[..., Any]) -> Callable[..., Any]:
-            def scale(scaler: Any, outputs: Any) -> Any:
-                scaled = function(scaler, outputs)
-                if isinstance(outputs, torch.Tensor):
-                    self._or_give_up(self.scaled, outputs, scaled)
-                return scaled
-
-            return scale
-
-        def scaler_step_seen(function: Callable[..., Any]) -> Callable[..., Any]:
-            def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-                self._has_stepped = False
-                returned = function(scaler, optimizer, *args, **kwargs)
-                if not self._has_stepped:
-                    self._or_give_up(self.overflowed, optimizer)
-                return returned
-
-            return step
-
-        def step_seen(function: Callable[..., Any]) -> Callable[..., Any]:
-            def step(optimizer: Any, closure: Callable[[], Any]) -> Any:
-                evaluations = 0
-
-                def evaluate() -> Any:
-                    nonlocal evaluations
-                    evaluations += 1
-                    with self.evaluated_again() if evaluations > 1 else nullcontext():
-                        return closure()
-
-                return function(optimizer, evaluate)
-
-            return step
-
-        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            try:
-                self.stepped(optimizer)
-            except LossNotFinite:
-                raise
-            except Exception as error:
-                self._give_up(error)
-
-        handle = register_optimizer_step_post_hook(stepped)
-        self._undo.append(handle.remove)
-        self._wrap(torch.optim.LBFGS, "step", step_seen)
         self.after_import("torch._dynamo.trace_rules", _keep_out_of_graphs)
-        # Tensor.backward looks it up there at each call
-        self._wrap(torch.autograd, "backward", backward_seen)
-        self._wrap(_BaseDataLoaderIter, "__next__", fetch_seen)
-        self._wrap(torch.amp.grad_scaler.GradScaler, "scale", scale_seen)
-        self._wrap(torch.amp.grad_scaler.GradScaler, "step", scaler_step_seen)
-
-    def hook_into_dcp(self) -> None:
-        """Leave out the steps with gradients of 0 by which `get_state_dict` and `set_state_dict` make the state of an
-        optimizer that has none: before a load, and with plain SGD before each save.
-        """
-
-        def making(function: Callable[..., Any]) -> Callable[..., Any]:
-            def make(*args: Any, **kwargs: Any) -> Any:
-                self._makes_state = True
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    self._makes_state = False
-
-            return make
-
-        self._wrap(sys.modules[DCP_STATES], "_init_optim_state", making)
+        observe_torch.hook_into_torch(self)
 
     def hook_into_transformers(self) -> None:
         """Let Hugging Face's Trainer say what torch does not show."""
@@ -520,30 +424,12 @@ class ScriptObserver:
     def hook_into_lightning(self, connector: str) -> None:
         """Let Lightning's Trainer say what torch does not show."""
         module = sys.modules[connector]
-        self._wrap(module, observe_lightning.LOADER, observe_lightning.with_report(module, self))
+        self.wrap(module, observe_lightning.LOADER, observe_lightning.with_report(module, self))
 
     def hook_into_accelerate(self) -> None:
         """See what `Accelerator.log` is called with."""
         accelerator = sys.modules["accelerate.accelerator"].Accelerator
-        self._wrap(accelerator, "log", observe_accelerate.with_report(self))
-
-    def hook_into_megatron(self) -> None:
-        """See the backward passes for which Megatron-LM calls the autograd engine itself: without them, micro-batches
-        of a step look like a validation. What a pass is made on may be scaled, the sum over all tokens, or the output
-        of a stage, and ranks of one model read the same samples.
-        """
-        schedules = sys.modules[MEGATRON]
-
-        def pass_seen(function: Callable[..., Any]) -> Callable[..., Any]:
-            def backward(*args: Any, **kwargs: Any) -> Any:
-                self._passes += 1
-                self._or_give_up(self.pass_begins)
-                return function(*args, **kwargs)
-
-            return backward
-
-        if hasattr(schedules, "custom_backward"):
-            self._wrap(schedules, "custom_backward", pass_seen)
+        self.wrap(accelerator, "log", observe_accelerate.with_report(self))
 
     def after_import(self, name: str, action: Callable[[], None]) -> None:
         """Call `action` once the module `name` has been imported. An error in it is printed, and stops nothing."""
@@ -554,18 +440,35 @@ class ScriptObserver:
             except Exception as error:  # a release of torch without one of these hooks still trains
                 say(f"ddp_trainer: this script's progress cannot be observed: {error!r}")
 
-        self._undo.append(after_import(name, try_it))
+        self.at_close(after_import(name, try_it))
 
-    def _or_give_up(self, look: Callable[..., None], *arguments: Any) -> None:
+    def wrap(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put what `wrapper` makes of it in the place of a function, until the observer is closed."""
+        original = getattr(owner, name)
+        wrapped = functools.wraps(original)(wrapper(original))
+        setattr(owner, name, wrapped)
+
+        def undo() -> None:
+            # a library that wrapped it later keeps our wrapper, which passes every call on
+            if getattr(owner, name) is wrapped:
+                setattr(owner, name, original)
+
+        self.at_close(undo)
+
+    def at_close(self, undo: Callable[[], None]) -> None:
+        """Call `undo` when the observer is closed."""
+        self._undo.append(undo)
+
+    def or_give_up(self, look: Callable[..., None], *arguments: Any) -> None:
         """`look`, where that is rare. What comes in every step has a `try` of its own, which costs no call."""
         try:
             look(*arguments)
         except LossNotFinite:
             raise
         except Exception as error:
-            self._give_up(error)
+            self.give_up(error)
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         """What only looks ends no script. The hooks stay, and do nothing: torch goes through them at this moment."""
         if self._forks == _NO_PROCESS:
             return
@@ -594,8 +497,8 @@ class ScriptObserver:
         self.close()
 
     def _enter(self, phase: str) -> None:
-        if phase != self._phase:
-            self._phase = phase
+        if phase != self.phase:
+            self.phase = phase
             self._stepped_at = None
             self._heartbeat.enter(phase)
 
@@ -606,18 +509,6 @@ class ScriptObserver:
             before = self.samples_per_second
             self.samples_per_second = rate if before is None else SMOOTHING * before + (1 - SMOOTHING) * rate
         return self.samples_per_second
-
-    def _wrap(self, owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        original = getattr(owner, name)
-        wrapped = functools.wraps(original)(wrapper(original))
-        setattr(owner, name, wrapped)
-
-        def undo() -> None:
-            # a library that wrapped it later keeps our wrapper, which passes every call on
-            if getattr(owner, name) is wrapped:
-                setattr(owner, name, original)
-
-        self._undo.append(undo)
 
 
 def _learning_rate(optimizer: Optimizer) -> float | None:
