@@ -48,7 +48,7 @@ def error_of(status: int, phrase: str, payload: bytes) -> ApiError:
 
 
 def refusal(response: aiohttp.ClientResponse, payload: bytes) -> ApiError:
-    """The same; a `Wait` where the server says when to come back."""
+    """What an answer with an error's status means; a `Wait` where the server says when to come back."""
     error = error_of(response.status, response.reason or "", payload)
     if response.status == _TOO_MANY and (after := response.headers.get("Retry-After")):
         return Wait(retry_after_seconds(after, datetime.now(UTC)), error)

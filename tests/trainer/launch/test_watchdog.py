@@ -110,7 +110,7 @@ def test_a_hook_that_observes_a_script_is_no_frame_of_it_wherever_it_is_installe
     text = (
         "Current thread 0x2 (most recent call first):\n"
         '  File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 9 in _engine_run_backward\n'
-        '  File "/src/trainer_image/ddp_trainer/rank/observe.py", line 12 in backward\n'
+        '  File "/src/trainer_image/ddp_trainer/rank/observe_torch.py", line 12 in backward\n'
         '  File "/venv/lib/python3.11/site-packages/torch/_tensor.py", line 9 in backward\n'
         '  File "/opt/app/train.py", line 40 in step\n'
         '  File "/src/trainer_image/ddp_trainer/rank/worker.py", line 40 in main\n'

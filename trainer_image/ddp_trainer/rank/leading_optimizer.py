@@ -3,7 +3,7 @@
     lead = Lead()
     lead.is_rest_of_step(optimizer, passes)         # at each call: whether it belongs to a step that is counted
     lead.optimizer() is optimizer                   # its calls are the steps
-    lead.goes_to(optimizer, step=step, led=led)     # else: whether they are from now on
+    lead.goes_to(optimizer, step=step, led=led)     # else: whether the lead goes to it with this one
 
 A script may have several optimizers, as a GAN has, or one for each parameter: steps are those of the one that has made
 most, which leads. An optimizer may also be called for some of its parameters at a time.
@@ -59,9 +59,10 @@ class Lead:
         return False
 
     def goes_to(self, optimizer: Optimizer, *, step: int, led: int) -> Literal["kept", "taken", "lapsed"]:
-        """Whether this step of an optimizer, other than that with most steps, makes it the one: it has more now, or
-        that one is gone, or has not been stepped for long, as where a script trains one model after another ("lapsed").
-        `step` is the number of steps so far, `led` that of the leader.
+        """What becomes of the lead with this step of an optimizer that does not have it. "taken": it leads now, since
+        it has made more steps, or the leader is gone. "lapsed": it leads now, since the leader has made no step for
+        long, as where a script trains one model after another. "kept": it does not lead.
+        `step` is the number of steps so far, `led` how many the leader has made.
         """
         leader, steps = self.optimizer(), self._steps.get(optimizer, 0) + 1
         at, alone = self._alone.get(optimizer, (step, 0))

@@ -377,7 +377,9 @@ class ScriptObserver:
         return before
 
     def _takes_the_lead(self, optimizer: Optimizer) -> bool:
-        """Whether this step, of an optimizer that did not lead, is a step of the training: from now on it leads."""
+        """Whether this step, of an optimizer that did not lead, is a step of the training, in which it leads from now
+        on. Where the leader has lapsed it leads too, but its steps count from the next one on.
+        """
         change = self._lead.goes_to(optimizer, step=self._step, led=self._step - self._earlier)
         if change == "lapsed":  # what has come since then is of many steps
             self._loss, self._step_samples, self._backwards = None, 0, 0
