@@ -84,12 +84,15 @@ def test_an_edited_line_runs_on_two_nodes(scenario: Scenario, tmp_path: Path) ->
 
 
 LOOP = """
+import os
 import time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 dist.init_process_group("gloo")
+rank, address = dist.get_rank(), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + 1)
+store = dist.TCPStore(*address, dist.get_world_size(), is_master=rank == 0)  # as some frameworks make one
 model = DDP(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 began, stepped = None, []

@@ -25,9 +25,9 @@ ALL_REDUCE = """
 """
 
 
-def start_gang(start_pod, script, **env):
+def start_gang(start_pod, script, *arguments, **env):
     gang = {"DDPJOB_NODES": "2", "DDPJOB_UID": "gang", "DDPJOB_RDZV_PORT": str(free_port())} | env
-    return [start_pod(script, **gang, DDPJOB_NODE_RANK=str(node)) for node in (0, 1)]
+    return [start_pod(script, *arguments, **gang, DDPJOB_NODE_RANK=str(node)) for node in (0, 1)]
 
 
 def test_two_nodes_find_each_other_and_both_succeed(start_pod):
@@ -53,6 +53,26 @@ def test_two_nodes_with_addresses_of_version_6_find_each_other_and_are_asked_the
         eventually(lambda pod=pod: pod.status(host="[::1]")["step"] == 1, "a step at [::1]")
         assert pod.status(host="127.0.0.1")["step"] == 1, "of version 4 too, as a scraper may use"
     go.touch()
+    assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
+
+
+def test_a_script_may_open_a_store_of_its_own_at_any_port_of_the_first_node(start_pod):
+    """As at MASTER_PORT + 1. The Service, which the other nodes meet it at, has the port of torchrun's store alone."""
+    script = (
+        ALL_REDUCE
+        + """
+    rank, first = dist.get_rank(), os.environ["MASTER_ADDR"]
+    assert first == "127.0.0.1", first
+    store = dist.TCPStore(first, int(sys.argv[1]), 2, is_master=rank == 0)
+    store.set(f"hello {rank}", first)
+    store.wait([f"hello {1 - rank}"])
+    dist.barrier()
+    dist.destroy_process_group()
+    heartbeat.enter("done")
+    """
+    )
+    service = {"DDPJOB_RDZV_HOST": "127.0.0.2"}
+    pods = start_gang(start_pod, script, str(free_port()), **service)
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
 
 
