@@ -91,6 +91,7 @@ def parse_pod(obj: Object) -> PodView:
     ready = conditions.get("Ready", {})
     reason, message = _problem(status, conditions)
     disruption, disruption_message = _disruption(conditions)
+    lost = _may_be_lost(metadata, status)
     return PodView(
         name=metadata.get("name", ""),
         uid=metadata.get("uid", ""),
@@ -117,8 +118,8 @@ def parse_pod(obj: Object) -> PodView:
         pod_ip=status.get("podIP"),
         reason=reason,
         message=message,
-        termination=_termination(status) or _lost_termination(metadata, status),
-        init_failure=_init_failure(status),
+        termination=_termination(status, lost=lost),
+        init_failure=_init_failure(status, lost=lost),
         init_running=_init_running(status, conditions),
         began=any(_was_made(item) for item in _containers(status)),
         exited=_all_exited(status),
@@ -156,8 +157,8 @@ def parse_initializer(obj: Object) -> InitializerView | None:
     conditions = {item.get("type"): item for item in status.get("conditions") or ()}
     reason, message = _problem(status, conditions)
     disruption, disruption_message = _disruption(conditions)
-    main = _last_initializer(labels, status)
-    first, last = _ends(status.get("initContainerStatuses")), _ends(main)
+    main, lost = _last_initializer(labels, status), _may_be_lost(metadata, status)
+    first, last = _ends(status.get("initContainerStatuses"), lost=lost), _ends(main, lost=lost)
     # one container each, run one after the other: nothing was started after the one that failed, and a sidecar that was
     # injected before it ended with the pod
     ended = last or first
@@ -192,9 +193,10 @@ def _last_initializer(labels: Mapping[str, str], status: Object) -> list[Object]
     return [item for item in containers if item.get("name") == labels.get(LABEL_LAST_INITIALIZER)] or containers
 
 
-def _ends(containers: Iterable[Object] | None) -> list[tuple[str, Termination]]:
+def _ends(containers: Iterable[Object] | None, *, lost: bool) -> list[tuple[str, Termination]]:
     """Name and end of each of `containers` that has ended."""
-    return [(str(item.get("name", "")), found) for item in containers or () if (found := _ended(item)) is not None]
+    ends = ((str(item.get("name", "")), _ended(item, lost=lost)) for item in containers or ())
+    return [(name, found) for name, found in ends if found is not None]
 
 
 def _place(labels: Mapping[str, str]) -> tuple[int, int | None]:
@@ -287,30 +289,25 @@ def _disruption(conditions: Mapping[str, Object]) -> tuple[str, str]:
     return str(found.get("reason", "")), str(found.get("message", ""))
 
 
-def _termination(status: Object) -> Termination | None:
-    return next((found for item in _trainers(status) if (found := _ended(item)) is not None), None)
+def _termination(status: Object, *, lost: bool) -> Termination | None:
+    trainers = (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
+    return next((found for item in trainers if (found := _ended(item, lost=lost)) is not None), None)
 
 
-def _lost_termination(metadata: Mapping[str, Any], status: Object) -> Termination | None:
-    """The end of a trainer that ran and that its runtime has forgotten, as after a reboot of a node with CRI-O.
+def _may_be_lost(metadata: Mapping[str, Any], status: Object) -> bool:
+    """Whether a container of the pod that waits may have ended, and its runtime have forgotten it, as after a reboot of
+    a node with CRI-O.
 
     The container waits then, and its last state has ended (`convertToAPIContainerStatuses` in pkg/kubelet). So it does
     in a pod that is deleted and whose container went before the kubelet read its end: the deletion explains that one.
     """
-    if status.get("phase") != PodPhase.FAILED or "deletionTimestamp" in metadata:
-        return None
-    last = (_end(((item.get("lastState") or {}).get("terminated")) or {}) for item in _trainers(status))
-    return next((end for end in last if end.reason == _STATUS_UNKNOWN), None)
+    return status.get("phase") == PodPhase.FAILED and "deletionTimestamp" not in metadata
 
 
-def _trainers(status: Object) -> Iterable[Object]:
-    return (item for item in status.get("containerStatuses") or () if item.get("name") == TRAINER_CONTAINER)
-
-
-def _init_failure(status: Object) -> InitFailure | None:
+def _init_failure(status: Object, *, lost: bool) -> InitFailure | None:
     """The last one that failed: nothing after it was started, and a sidecar before it ended with the pod."""
     for container in reversed(status.get("initContainerStatuses") or ()):
-        if (ended := _ended(container)) is not None and ended.exit_code:
+        if (ended := _ended(container, lost=lost)) is not None and ended.exit_code:
             return InitFailure(str(container.get("name", "")), ended.exit_code, ended.reason)
     return None
 
@@ -344,12 +341,14 @@ def _was_made(container: Object) -> bool:
     return seen or bool(state.get("running") or (ended and ended.get("reason") != _STATUS_UNKNOWN))
 
 
-def _ended(container: Object) -> Termination | None:
+def _ended(container: Object, *, lost: bool) -> Termination | None:
+    """How a container ended; where it may be lost, what the kubelet says of one that its runtime has forgotten."""
     ended = (container.get("state") or {}).get("terminated")
-    return _end(ended) if ended and _was_made(container) else None
-
-
-def _end(ended: Object) -> Termination:
+    if lost and not ended:
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        ended = last if last.get("reason") == _STATUS_UNKNOWN else None
+    if not ended or not _was_made(container):
+        return None
     return Termination(
         exit_code=ended.get("exitCode", 1),
         signal=ended.get("signal"),

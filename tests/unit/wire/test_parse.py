@@ -396,6 +396,17 @@ def test_a_container_that_its_runtime_has_lost_had_been_made(
     assert (view.termination and view.termination.reason) == reason
 
 
+def test_an_init_container_that_its_runtime_has_lost_has_failed() -> None:
+    waits = {"waiting": {"reason": "PodInitializing"}}
+    lost = {"lastState": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}}
+    fetch = container(waits, "fetch") | lost
+    status = {"phase": "Failed", "initContainerStatuses": [fetch], "containerStatuses": [container(waits)]}
+    view = parse_pod(pod(status))
+    assert view.init_failure == InitFailure("fetch", 137, "ContainerStatusUnknown")
+    assert view.termination is None
+    assert parse_pod(pod(status, deletionTimestamp="2026-01-02T03:04:05Z")).init_failure is None
+
+
 @pytest.mark.parametrize(
     ("annotations", "spec", "reserved"),
     [

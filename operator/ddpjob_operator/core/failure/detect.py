@@ -246,7 +246,7 @@ def _of_pod(pod: PodView, now: datetime) -> Failure | None:
         reason, message = outside or _never_started(pod)
         code = pod.init_failure.exit_code if pod.init_failure and not outside else None
         return Failure(reason, message, Retry.YES, pod.name, pod.node_name, pod.node_rank, exit_code=code,
-                       outside=outside is not None)  # fmt: skip
+                       outside=outside is not None or reason == NODE_REBOOTED)  # fmt: skip
     return None
 
 
@@ -255,8 +255,14 @@ def _never_started(pod: PodView) -> tuple[str, str]:
     init = pod.init_failure
     if init is None:
         return "PodFailed", f"pod {pod.name} failed"
+    if init.reason in _FORGOTTEN_BY_RUNTIME:
+        return NODE_REBOOTED, _node_came_back(pod)
     how = f"exited with code {init.exit_code}" + (f" ({init.reason})" if init.reason not in ("", "Error") else "")
     return "InitContainerFailed", f"pod {pod.name}: init container {init.container} {how}"
+
+
+def _node_came_back(pod: PodView) -> str:
+    return f"node {pod.node_name} was restarted, and pod {pod.name} ended with it"
 
 
 def end_of_restarted_node(pod: PodView) -> Failure | None:
@@ -298,7 +304,7 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
     elif report is not None:
         reason, message = report.reason, _message(report)
     elif ended.reason in _FORGOTTEN_BY_RUNTIME:
-        reason, message = NODE_REBOOTED, f"node {pod.node_name} was restarted, and pod {pod.name} ended with it"
+        reason, message = NODE_REBOOTED, _node_came_back(pod)
     else:
         reason, message = _from_exit_code(pod, ended)
     fenced_by = _fenced_by(report) if ended.exit_code == EXIT_FENCED else None

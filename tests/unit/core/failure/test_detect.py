@@ -515,6 +515,16 @@ def test_an_init_container_that_failed_is_named_with_the_runtimes_reason(reason:
     assert failure.message.endswith(ends)
 
 
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_a_node_that_came_back_without_an_init_container_was_restarted(code: int, reason: str) -> None:
+    forgotten = InitFailure("fetch", code, reason)
+    (failure,) = find_failures([make_pod(0, "Failed", init_failure=forgotten)], [], NOW)
+    assert (failure.reason, failure.outside) == ("NodeRebooted", True)
+    assert failure.message == "node node-0 was restarted, and pod digits-0-0 ended with it"
+    (deleted,) = find_failures([make_pod(0, "Failed", init_failure=forgotten, deleting=True)], [], NOW)
+    assert deleted.reason == "PodDeleted"
+
+
 def test_what_ended_a_pod_from_outside_comes_before_its_init_container() -> None:
     evicted = make_pod(1, "Failed", reason="Evicted", init_failure=InitFailure("fetch", 137))
     (failure,) = find_failures([evicted], [], NOW)

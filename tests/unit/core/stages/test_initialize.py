@@ -315,6 +315,24 @@ def test_a_disruption_is_read_from_the_pod() -> None:
     assert (view.disruption, view.disruption_message) == ("EvictionByEvictionAPI", "a drain")
 
 
+@pytest.mark.parametrize("lost", ["dataset", "model"])
+def test_a_node_that_came_back_without_the_container_uses_up_no_try(lost: str) -> None:
+    """As one with CRI-O: its kubelet says of the container that it waits, and that it has ended before."""
+    waits: dict[str, Any] = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    done: dict[str, Any] = {"name": "dataset", "state": {"terminated": {"exitCode": 0}}}
+    last: dict[str, Any] = {"name": "model"} | waits
+    gone: dict[str, Any] = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}
+    forgotten: dict[str, Any] = {"name": lost, "lastState": gone} | waits
+    first, last = (forgotten, last) if lost == "dataset" else (done, forgotten)
+    status = {"phase": "Failed", "initContainerStatuses": [first], "containerStatuses": [last]}
+    view = parse_initializer({"metadata": built(DATASET, MODEL)["metadata"], "status": status})
+    assert view is not None
+    assert view.step == lost
+    decided = look(look().status, view)
+    assert (decided.status.initializer_failures, tries(decided)) == (0, 1)
+    assert condition(decided)[2].endswith("(NodeRebooted is a disruption: it does not count)")
+
+
 def test_a_pod_that_is_refused_is_trouble_and_asked_for_again() -> None:
     decided = look(problem=Problem("QuotaExceeded", "exceeded quota: few"))
     assert condition(decided, cond.DEGRADED)[1] == "QuotaExceeded"
