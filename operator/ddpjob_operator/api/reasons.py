@@ -251,6 +251,12 @@ FAILURES = (
         "Training resumes.",
     ),
     Reason("NodePorts", "", "The kubelet did not admit the pod: a port is taken. A disruption.", "Training resumes."),
+    Reason(
+        "VolumeAttachmentLimitExceeded",
+        "",
+        "The kubelet refused the pod: no further volume can be attached to the node. A disruption.",
+        "Training resumes.",
+    ),
     Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
     Reason("InitContainerFailed", "", "An init container failed, of podTemplate or an injected one."),
     Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),

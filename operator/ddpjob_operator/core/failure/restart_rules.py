@@ -45,6 +45,7 @@ DISRUPTIONS = frozenset(
         "OutOfpods",
         OUT_OF_RESOURCE,
         "NodePorts",  # as full for a pod on the host's network: one that has just ended there still has the ports
+        "VolumeAttachmentLimitExceeded",  # as full for a volume: kubelets since 1.33 refuse the pod (KEP-4876)
         STATUS_RESTORED,  # a backup of the cluster, which knows less than the volume
     }
 )

@@ -129,6 +129,6 @@ def test_a_pod_that_fills_its_disk_counts_against_the_budget() -> None:
     assert rule_on(rules(), replace(EVICTED, reason="StorageLimitExceeded")).action is RuleAction.RESTART
 
 
-@pytest.mark.parametrize("reason", ["OutOfcpu", "OutOfResource", "NodePorts"])
+@pytest.mark.parametrize("reason", ["OutOfcpu", "OutOfResource", "NodePorts", "VolumeAttachmentLimitExceeded"])
 def test_a_node_that_is_full_costs_no_restart(reason: str) -> None:
     assert rule_on(rules(), replace(EVICTED, reason=reason)).action is RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS
