@@ -69,6 +69,8 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _LONGEST_GRACE_SECONDS = 10**9
 _QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
 _STATUS_UNKNOWN = "ContainerStatusUnknown"
+_UNKNOWN_EXIT_CODE = 137
+"""What a kubelet gives with it."""
 
 
 def decode_pods(payload: bytes) -> dict[str, Any]:
@@ -349,6 +351,8 @@ def _ended(container: Object, *, lost: bool) -> Termination | None:
         ended = last if last.get("reason") == _STATUS_UNKNOWN else None
     if not ended or not _was_made(container):
         return None
+    if _was_not_started(ended):
+        return Termination(_UNKNOWN_EXIT_CODE, reason=_STATUS_UNKNOWN)
     return Termination(
         exit_code=ended.get("exitCode", 1),
         signal=ended.get("signal"),
@@ -356,3 +360,12 @@ def _ended(container: Object, *, lost: bool) -> Termination | None:
         message=ended.get("message", ""),
         finished_at=parse_time(ended.get("finishedAt")),
     )
+
+
+def _was_not_started(ended: Object) -> bool:
+    """Whether a container that has ended, as its kubelet says, was made and never started. A kubelet that is restarted
+    in between calls it one that ended with 0, until 1.23 (kubernetes/kubernetes#107845): the pod has succeeded then.
+    A runtime gives a reason, and times, for each that has.
+    """
+    known = ("exitCode", "reason", "message", "startedAt", "finishedAt")
+    return bool(ended.get("containerID")) and not any(ended.get(name) for name in known)

@@ -396,6 +396,24 @@ def test_a_container_that_its_runtime_has_lost_had_been_made(
     assert (view.termination and view.termination.reason) == reason
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param({}, (137, "ContainerStatusUnknown"), id="made, and never started"),
+        pytest.param({"reason": "Completed"}, (0, "Completed"), id="done"),
+        pytest.param({"message": "{}"}, (0, ""), id="done, with a word"),
+        pytest.param({"startedAt": "2026-01-02T03:04:05Z"}, (0, ""), id="started"),
+        pytest.param({"containerID": ""}, (0, ""), id="of no runtime's"),
+    ],
+)
+def test_a_container_that_was_never_started_has_not_succeeded(said: dict[str, Any], expected: tuple[int, str]) -> None:
+    """Kubernetes 1.20 says so of one that was made as the kubelet went down."""
+    over = {"exitCode": 0, "startedAt": None, "finishedAt": None, "containerID": "containerd://1"} | said
+    view = parse_pod(pod({"phase": "Succeeded", "containerStatuses": [container({"terminated": over})]}))
+    assert view.termination is not None
+    assert (view.termination.exit_code, view.termination.reason) == expected
+
+
 def test_an_init_container_that_its_runtime_has_lost_has_failed() -> None:
     waits = {"waiting": {"reason": "PodInitializing"}}
     lost = {"lastState": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}}
