@@ -239,7 +239,7 @@ def _of_pod(pod: PodView, now: datetime) -> Failure | None:
         return None
     if pod.termination is not None:
         return _of_termination(pod, pod.termination)
-    if pod.deleting and pod.phase is PodPhase.FAILED and not pod.began:
+    if pod.deleting and pod.failed_to_begin:
         return None  # it goes, and is created again
     if pod.phase is PodPhase.FAILED or (pod.deleting and not is_stopping(pod, now)):
         outside = _stopped_by(pod)

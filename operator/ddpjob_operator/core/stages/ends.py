@@ -73,5 +73,5 @@ def _is_on_record(status: DDPJobStatus, pod: PodView, have_a_say: Set[str]) -> b
 
 def _never_began(pod: PodView) -> bool:
     """Whether there is no end to put on record: a pod that is created again costs no restart."""
-    waited = pod.phase is PodPhase.PENDING or (pod.phase is PodPhase.FAILED and not pod.began)
+    waited = pod.phase is PodPhase.PENDING or pod.failed_to_begin
     return waited and pod.termination is None and pod.init_failure is None

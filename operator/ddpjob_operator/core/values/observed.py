@@ -124,6 +124,14 @@ class PodView:
         return self.exited or self.phase.final
 
     @property
+    def failed_to_begin(self) -> bool:
+        """Whether it was over before a container of it was made, and the kubelet gives no reason. With one it may have
+        run: the status of a pod that a kubelet evicts (until 1.21), or does not admit again after it was restarted, has
+        no containers.
+        """
+        return self.phase is PodPhase.FAILED and not self.began and not self.reason
+
+    @property
     def running(self) -> bool:
         """Whether its trainer runs."""
         return self.phase is PodPhase.RUNNING and not self.ended and self.termination is None

@@ -90,6 +90,11 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
         ),
         case("a deleted pod that never began goes", make_pod(0, "Failed", began=False, **GOING), None),
         case("an eviction without any ending is an eviction", make_pod(0, "Failed", **EVICTED), "Evicted"),
+        case(
+            "an eviction of which the status has no container is one also where the pod is deleted then",
+            make_pod(0, "Failed", began=False, **EVICTED, **GOING),
+            "Evicted",
+        ),
         *(
             case(
                 f"a pod that is evicted for what it wrote itself: {message}",

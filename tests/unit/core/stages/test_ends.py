@@ -12,6 +12,7 @@ from world import World
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.values.actions import Plan, ReleasePod
+from ddpjob_operator.core.values.observed import PodPhase
 
 
 def running(**spec: object) -> World:
@@ -80,6 +81,19 @@ def test_a_drain_that_nobody_saw_is_a_disruption() -> None:
     world.settle()
     assert (world.status.phase, world.status.restarts, world.status.disruptions) == (Phase.RUNNING, 0, 1)
     check_history(world.cluster)
+
+
+def test_an_eviction_that_nobody_saw_is_a_disruption() -> None:
+    """The kubelet of 1.20 replaces the status of the pod, and its containers with it."""
+    world = running(nodes=2)
+    evicted = replace(world.cluster.pods["digits-0-1"], phase=PodPhase.FAILED, reason="Evicted", began=False)
+    world.cluster.pods["digits-0-1"] = evicted
+    collect(world, "digits-0-1")
+    world.restart()
+    world.settle()
+    assert (world.status.phase, world.status.restarts, world.status.disruptions) == (Phase.RUNNING, 0, 1)
+    assert world.status.last_failure is not None
+    assert world.status.last_failure.reason == "Evicted"
 
 
 def test_an_error_that_nobody_saw_is_told() -> None:
