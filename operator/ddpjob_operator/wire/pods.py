@@ -123,7 +123,7 @@ def parse_pod(obj: Object) -> PodView:
         termination=_termination(status, lost=lost),
         init_failure=_init_failure(status, lost=lost),
         init_running=_init_running(status, conditions),
-        began=any(_was_made(item) for item in _containers(status)),
+        began=_began(status),
         exited=_all_exited(status),
     )
 
@@ -328,8 +328,13 @@ def _all_exited(status: Object) -> bool:
     return bool(containers) and all((item.get("state") or {}).get("terminated") for item in containers)
 
 
-def _containers(status: Object) -> Iterable[Object]:
-    return (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+def _began(status: Object) -> bool:
+    """Whether a main container was made, or an init container that is not done. Of a pod that is deleted once these are
+    done the kubelet says that its main containers have ended, too (`hasPodInitialized` in pkg/kubelet/status).
+    """
+    ends = (_ended(item, lost=False) for item in status.get("initContainerStatuses") or () if _was_made(item))
+    made = any(_was_made(item) for item in status.get("containerStatuses") or ())
+    return made or any(end is None or end.exit_code != 0 for end in ends)
 
 
 def _was_made(container: Object) -> bool:

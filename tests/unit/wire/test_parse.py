@@ -377,6 +377,22 @@ def test_a_container_that_was_never_made_has_no_end(known: dict[str, Any], began
 
 
 @pytest.mark.parametrize(
+    ("state", "began"),
+    [
+        pytest.param({"terminated": {"exitCode": 0}}, False, id="done, and the trainer was not made"),
+        pytest.param({"terminated": {"exitCode": 143}}, True, id="stopped"),
+        pytest.param({"running": {"startedAt": "2026-01-02T03:04:05Z"}}, True, id="runs"),
+        pytest.param({"waiting": {"reason": "PodInitializing"}}, False, id="waits"),
+    ],
+)
+def test_a_pod_whose_init_containers_are_done_has_not_begun(state: dict[str, Any], began: bool) -> None:
+    fetch = container(state, "fetch") | ({} if "waiting" in state else {"containerID": "containerd://1"})
+    over = container({"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}})
+    view = parse_pod(pod({"phase": "Failed", "initContainerStatuses": [fetch], "containerStatuses": [over]}))
+    assert (view.began, view.termination) == (began, None)
+
+
+@pytest.mark.parametrize(
     ("phase", "deletion", "reason"),
     [
         pytest.param("Failed", {}, "ContainerStatusUnknown", id="its node was restarted"),

@@ -107,7 +107,7 @@ class PodView:
     init_running: str = ""
     """The init container, or native sidecar that is not ready yet, which the trainer waits for while it runs."""
     began: bool = True
-    """Whether a container of it was ever started, or made."""
+    """Whether a container of it was ever started, or made, but for init containers that are done."""
     exited: bool = False
     """Whether every container has exited. Since Kubernetes 1.27 a kubelet reports that while the phase is still
     Running; the phase follows a moment later.
