@@ -54,9 +54,10 @@ NODE_LOST = "NodeLost"
 NODE_REBOOTED = "NodeRebooted"
 NODE_TAINTED = "NodeTainted"
 DEVICE_TAINTED = "DeviceTainted"
-NOT_READMITTED = "UnexpectedAdmissionError"
-"""The kubelet's reason, after it has started again, for the end of a pod that ran: the device plugin has not registered
-yet (kubernetes/kubernetes#125579). Also for a pod that it refuses at first.
+NOT_READMITTED = ("UnexpectedAdmissionError", "TopologyAffinityError")
+"""The kubelet's reasons, after it has started again, for the end of a pod that ran: a device plugin has not registered
+yet (kubernetes/kubernetes#125579), or what the pod has does not fit the NUMA nodes by a new computation (#123859). Also
+for a pod that it refuses at first.
 """
 _FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
 """The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot. A kubelet
@@ -128,7 +129,7 @@ def find_failures(
     found = {pod.uid: failure for pod in pods if (failure := _of_pod(pod, now))}
     failures = [_beside([pod for pod in pods if pod.uid not in found], failure) for failure in found.values()]
     if ran:
-        failures = [replace(one, reason=NODE_REBOOTED) if one.reason == NOT_READMITTED else one for one in failures]
+        failures = [replace(one, reason=NODE_REBOOTED) if one.reason in NOT_READMITTED else one for one in failures]
     failures += [
         Failure("PodDeleted", f"{name} {_GONE}", Retry.YES, pod_name=name, node_rank=node_rank, outside=True)
         for name, node_rank in missing

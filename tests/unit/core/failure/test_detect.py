@@ -205,11 +205,12 @@ def test_each_ending_has_one_reason(pod: PodView, reason: str | None, retry: Ret
     assert all(failure.retry is retry for failure in failures)
 
 
-def test_a_pod_that_ran_and_is_not_admitted_anew_was_on_a_node_that_was_restarted() -> None:
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "TopologyAffinityError"])
+def test_a_pod_that_ran_and_is_not_admitted_anew_was_on_a_node_that_was_restarted(reason: str) -> None:
     """The kubelet has started, and its device plugin has not registered yet."""
-    refused = make_pod(0, "Failed", reason="UnexpectedAdmissionError", message="no healthy devices present")
+    refused = make_pod(0, "Failed", reason=reason, message="no healthy devices present")
     reasons = {ran: [one.reason for one in find_failures([refused], [], NOW, ran=ran)] for ran in (False, True)}
-    assert reasons == {False: ["UnexpectedAdmissionError"], True: ["NodeRebooted"]}
+    assert reasons == {False: [reason], True: ["NodeRebooted"]}
 
 
 def test_a_pod_that_is_missing_was_deleted() -> None:
