@@ -26,6 +26,8 @@ LOST_PEER_SECONDS = 6.0
 EXIT_USER = 64
 EXIT_FENCED = 77
 EXIT_PREEMPTED = 143
+_IN_ORDER = (EXIT_USER, EXIT_FENCED, EXIT_PREEMPTED)
+"""Exit codes that the launcher chooses."""
 
 LOG_LINE_LIMIT = 500
 """Characters of what a container said that go into a message."""
@@ -300,7 +302,8 @@ def _reason_of_kubelet(pod: PodView) -> str:
 def _of_termination(pod: PodView, ended: Termination) -> Failure:
     report = read_termination(ended.message)
     retry = Retry.NEVER if ended.exit_code in (EXIT_USER, EXIT_FENCED) else Retry.YES
-    if ended.reason == "OOMKilled":
+    # runtimes keep that of any process which was killed, also where the others went on and the launcher ended in order
+    if ended.reason == "OOMKilled" and (report is None or ended.exit_code not in _IN_ORDER):
         reason, message = "OOMKilled", f"pod {pod.name} was killed by the kernel's OOM killer"
     elif report is not None:
         reason, message = report.reason, _message(report)

@@ -69,6 +69,28 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
             "OOMKilled",
         ),
         case(
+            "a pod that stopped in order was not killed, whatever was before",
+            make_pod(0, "Failed", termination=ended(143, make_report("Preempted"), reason="OOMKilled")),
+            "Preempted",
+        ),
+        case(
+            "a drain explains that",
+            make_pod(
+                0,
+                "Failed",
+                termination=ended(143, make_report("Preempted"), reason="OOMKilled"),
+                disruption="EvictionByEvictionAPI",
+                **GOING,
+            ),
+            "Drained",
+        ),
+        case(
+            "an error of the script is one also where a process was killed before",
+            make_pod(0, "Failed", termination=ended(64, make_report("ImportError"), reason="OOMKilled")),
+            "ImportError",
+            Retry.NEVER,
+        ),
+        case(
             "a reason of several words is not taken over",
             make_pod(0, "Failed", termination=ended(1, make_report("I am not a reason!"))),
             "Failed",
