@@ -69,8 +69,8 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 _LONGEST_GRACE_SECONDS = 10**9
 _QUIET_WAITING = ("ContainerCreating", "PodInitializing", "")
 _STATUS_UNKNOWN = "ContainerStatusUnknown"
-_UNKNOWN_EXIT_CODE = 137
-"""What a kubelet gives with it."""
+_NEVER_STARTED = Termination(137, reason=_STATUS_UNKNOWN)
+"""Of a container that was made and never started: as of one that its runtime has forgotten."""
 
 
 def decode_pods(payload: bytes) -> dict[str, Any]:
@@ -307,9 +307,12 @@ def _may_be_lost(metadata: Mapping[str, Any], status: Object) -> bool:
 
 
 def _init_failure(status: Object, *, lost: bool) -> InitFailure | None:
-    """The last one that failed: nothing after it was started, and a sidecar before it ended with the pod."""
+    """The last one that failed: nothing after it was started, and a sidecar before it ended with the pod. One that was
+    never started has not: its pod waits.
+    """
     for container in reversed(status.get("initContainerStatuses") or ()):
-        if (ended := _ended(container, lost=lost)) is not None and ended.exit_code:
+        ended = _ended(container, lost=lost)
+        if ended is not None and ended is not _NEVER_STARTED and ended.exit_code:
             return InitFailure(str(container.get("name", "")), ended.exit_code, ended.reason)
     return None
 
@@ -357,7 +360,7 @@ def _ended(container: Object, *, lost: bool) -> Termination | None:
     if not ended or not _was_made(container):
         return None
     if _was_not_started(ended):
-        return Termination(_UNKNOWN_EXIT_CODE, reason=_STATUS_UNKNOWN)
+        return _NEVER_STARTED
     return Termination(
         exit_code=ended.get("exitCode", 1),
         signal=ended.get("signal"),

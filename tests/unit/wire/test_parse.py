@@ -430,6 +430,13 @@ def test_a_container_that_was_never_started_has_not_succeeded(said: dict[str, An
     assert (view.termination.exit_code, view.termination.reason) == expected
 
 
+def test_an_init_container_that_was_never_started_has_not_failed() -> None:
+    """A pod that is deleted then has no end to put on record, and is created again at no cost."""
+    made = {"exitCode": 0, "startedAt": None, "finishedAt": None, "containerID": "containerd://1"}
+    view = parse_pod(pod({"phase": "Pending", "initContainerStatuses": [container({"terminated": made}, "fetch")]}))
+    assert (view.init_failure, view.termination) == (None, None)
+
+
 def test_an_init_container_that_its_runtime_has_lost_has_failed() -> None:
     waits = {"waiting": {"reason": "PodInitializing"}}
     lost = {"lastState": {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}}}
