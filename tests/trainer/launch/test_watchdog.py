@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -279,3 +280,29 @@ def test_the_stack_tells_whether_a_rank_waits_in_a_collective(text, function, fr
 def test_the_stack_of_a_message_has_the_scripts_frames_only():
     assert script_stack(IN_COLLECTIVE) == "step (train.py:12) < <module> (train.py:40)"
     assert script_stack("") is None
+
+
+class Counted(Rank):
+    """A rank that counts how often something of it is read, to be compared too."""
+
+    reads = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Counted.reads += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("function", ["all_reduce", None], ids=["in a collective", "each by itself"])
+def test_the_work_for_a_verdict_grows_with_the_ranks_not_with_their_square(function: str | None) -> None:
+    """In a hang all ranks of a gang are late at once, and the thread that judges them also ends them."""
+
+    def reads(size: int) -> int:
+        ranks = [
+            Counted(number, "train", 10, NOW - 100.0, 0.1, "S", frame="step (train.py:12)", collective=function)
+            for number in range(size)
+        ]
+        Counted.reads = 0
+        assert stalled(ranks, NOW, LIMITS) is not None
+        return Counted.reads
+
+    assert reads(400) < 5 * reads(100)

@@ -79,7 +79,8 @@ def stalled(ranks: Sequence[Rank], now: float, limits: Limits) -> StallReport | 
     suspects = _suspects(ranks, now, limits)
     if not suspects:
         return None
-    culprit = min(suspects, key=lambda rank: _suspicion(rank, ranks))
+    crowd = _crowd(ranks)
+    culprit = min(suspects, key=lambda rank: _suspicion(rank, crowd))
     silent, allowed = now - culprit.progress_at, allowance(culprit, limits)
     if _is_stopped(culprit, now, limits):
         allowed = min(allowed, limits.min_seconds)
@@ -162,7 +163,10 @@ def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
     if not late:
         return []
     # A stack below DistributedDataParallel or a save looks like a collective while the rank computes or writes.
-    working = [rank for rank in ranks if rank not in late and now - rank.progress_at <= limits.min_seconds]
+    # Whether it is late is asked anew: to look for it among thousands takes longer, and for all of them minutes.
+    working = [
+        rank for rank in ranks if not is_late(rank, now, limits) and now - rank.progress_at <= limits.min_seconds
+    ]
     if any(rank.phase != ENDED and not rank.collective for rank in working):
         late = [rank for rank in late if rank.collective or not may_wait(rank)]
     if by_themselves := [rank for rank in late if not rank.collective or rank.process_state in _FROZEN]:
@@ -175,11 +179,16 @@ def _suspects(ranks: Sequence[Rank], now: float, limits: Limits) -> list[Rank]:
     return [] if working or any(not rank.collective for rank in ranks) else list(ranks)
 
 
-def _suspicion(rank: Rank, ranks: Collection[Rank]) -> tuple[bool, bool, int, float, int]:
-    """The least is the most suspicious: stopped, not where most are, with the fewest steps, the longest silent."""
-    places = Counter((other.collective, other.frame) for other in ranks if other.frame is not None)
+def _crowd(ranks: Collection[Rank]) -> tuple[str | None, str | None] | None:
+    """The collective and the frame in which more than half of the ranks are; None if there is no such place."""
+    places = Counter((rank.collective, rank.frame) for rank in ranks if rank.frame is not None)
     place, count = max(places.items(), key=lambda item: item[1], default=(None, 0))
-    is_with_most = rank.frame is None or 2 * count <= len(ranks) or place == (rank.collective, rank.frame)
+    return place if 2 * count > len(ranks) else None
+
+
+def _suspicion(rank: Rank, crowd: tuple[str | None, str | None] | None) -> tuple[bool, bool, int, float, int]:
+    """The least is the most suspicious: stopped, not where most are, with the fewest steps, the longest silent."""
+    is_with_most = rank.frame is None or crowd is None or crowd == (rank.collective, rank.frame)
     step = -1 if rank.step is None else rank.step
     return rank.process_state not in _FROZEN, is_with_most, step, rank.progress_at, rank.rank
 
