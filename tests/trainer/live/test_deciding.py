@@ -269,3 +269,27 @@ def test_what_the_watch_has_found_in_an_earlier_view_says_nothing_of_a_later_one
     left._next_is_lost(0, {"slow"})  # by a thread that was late
     left.next_view()
     assert found == [{"slow"}, set()]
+
+
+def test_only_the_rank_that_proposes_the_first_view_reads_what_all_have_written(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    """Else the files that a gang reads grow with the square of its ranks."""
+    ranks = [start(rank) for rank in range(3)]
+    entered, readers = Register.entered, set[int]()
+
+    def noted(register: Register) -> dict[tuple[int, int], Member]:
+        readers.add(id(register))
+        return entered(register)
+
+    monkeypatch.setattr(Register, "entered", noted)
+    beginning = [pool.submit(rank.begin, 3) for rank in ranks[1:]]
+    eventually(lambda: len(list(folder.glob("present-*.json"))) == 2, "the others wait for the first view")
+    beginning.append(pool.submit(ranks[0].begin, 3))
+    assert decided(beginning, ranks) == [(0, {rank.own.id for rank in ranks})] * 3
+    assert readers == {id(ranks[0]._register)}
+
+
+@pytest.mark.parametrize(("members", "seconds"), [(2, 0.1), (100, 0.1), (500, 0.5), (1024, 1.0), (65536, 1.0)])
+def test_many_ranks_look_for_the_first_view_less_often_each(members: int, seconds: float) -> None:
+    assert deciding.begin_look_seconds(members) == seconds

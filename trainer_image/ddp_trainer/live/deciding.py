@@ -52,6 +52,12 @@ FORM_SECONDS: Final = 10.0
 JOIN_TIMEOUT_SECONDS: Final = 600.0
 """How long the ranks of the first view wait for each other."""
 BEGIN_LOOK_SECONDS: Final = 0.1
+LONGEST_BEGIN_LOOK_SECONDS: Final = 1.0
+"""How often each rank looks for the first view: less often where many do, as each look changes one folder of the volume
+(`Register.newest`), but often enough to form the group in time.
+"""
+BEGIN_LOOKS_A_SECOND: Final = 1000.0
+"""Of all ranks together, as far as `LONGEST_BEGIN_LOOK_SECONDS` allows."""
 
 
 class Excluded(Exception):
@@ -60,6 +66,11 @@ class Excluded(Exception):
 
 class Finished(Exception):
     """The others have come to the end without this process, which replaces one that was lost, or was cut off."""
+
+
+def begin_look_seconds(members: int) -> float:
+    """How long one of so many ranks waits between two looks for the first view."""
+    return min(max(BEGIN_LOOK_SECONDS, members / BEGIN_LOOKS_A_SECOND), LONGEST_BEGIN_LOOK_SECONDS)
 
 
 class Deciding:
@@ -87,16 +98,19 @@ class Deciding:
         self._register.enter(self._own)
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         while (newest := self.newest()) is None:
-            present = self._register.entered()
-            whole = self._procs * len(whole_pods(present.values(), self._procs))
-            if self._own.place == (0, 0) and whole == members:
-                return self._propose(0, tuple(present[place] for place in sorted(present)))
-            if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"timed out after {JOIN_TIMEOUT_SECONDS:.0f} seconds waiting for clients: {whole} of "
-                    f"{members} ranks came"
-                )
-            time.sleep(BEGIN_LOOK_SECONDS)
+            is_late = time.monotonic() > deadline
+            # if each rank read what all have written, a gang of 1,024 would read a million files at each look
+            if is_late or self._own.place == (0, 0):
+                present = self._register.entered()
+                whole = self._procs * len(whole_pods(present.values(), self._procs))
+                if self._own.place == (0, 0) and whole == members:
+                    return self._propose(0, tuple(present[place] for place in sorted(present)))
+                if is_late:
+                    raise RuntimeError(
+                        f"timed out after {JOIN_TIMEOUT_SECONDS:.0f} seconds waiting for clients: {whole} of "
+                        f"{members} ranks came"
+                    )
+            time.sleep(begin_look_seconds(members))
         return newest
 
     def after(self, view: View, found_silent: frozenset[str]) -> View:
