@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 from ddp_trainer.live import deciding, questions, views
 from ddp_trainer.live.deciding import Excluded, Finished
 from ddp_trainer.live.membership import Membership
-from ddp_trainer.live.questions import send
+from ddp_trainer.live.questions import receive, send
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
 
@@ -293,3 +293,28 @@ def test_only_the_rank_that_proposes_the_first_view_reads_what_all_have_written(
 @pytest.mark.parametrize(("members", "seconds"), [(2, 0.1), (100, 0.1), (500, 0.5), (1024, 1.0), (65536, 1.0)])
 def test_many_ranks_look_for_the_first_view_less_often_each(members: int, seconds: float) -> None:
     assert deciding.begin_look_seconds(members) == seconds
+
+
+def test_the_next_view_is_encoded_once_for_all_that_wait(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the coordinator, which the others wait for, takes time that grows with the square of the ranks."""
+    left, others = start(0), [Member(f"other-{rank}", rank, 0, "127.0.0.1", free_port()) for rank in range(1, 4)]
+    left.view = Register(folder).propose(View(0, (left.own, *others), left.own.id, "127.0.0.1", 1))
+    to_json, encoded = View.to_json, list[int]()
+
+    def noted(view: View) -> dict[str, Any]:
+        encoded.append(view.number)
+        return to_json(view)
+
+    with ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(left.own.address)) for _ in others]
+        for connection, member in zip(connections, others, strict=True):
+            question = {"ask": "next", "view": 0, "member": asdict(member), "isNew": False, "silent": []}
+            send(connection, {"to": left.own.id, **question})
+        eventually(lambda: len(left._listener.arrivals(0)) == 3, "all wait")
+        monkeypatch.setattr(View, "to_json", noted)
+        left.next_view()
+        answers = [receive(connection) for connection in connections]
+    assert [(answer["number"], len(answer["members"])) for answer in answers] == [(1, 4)] * 3
+    assert encoded == [1, 1], "for the volume, and for those that wait"

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from ddp_trainer.contract.exit_codes import LiveRecoveryFailed, StoppedTooFew
 from ddp_trainer.live.listener import Arrival, Listener
-from ddp_trainer.live.questions import ANSWER_SECONDS, Inquiry, receive, send
+from ddp_trainer.live.questions import ANSWER_SECONDS, Inquiry, line_of, receive, send
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import (
     REPLACEMENT_SECONDS,
@@ -231,8 +231,11 @@ class Deciding:
 
     def _answered(self, decided: View) -> View:
         """`decided`, once all that wait for it know it."""
-        for arrival in self._listener.take_arrivals(decided.number):
-            arrival.answer(decided)
+        if arrivals := self._listener.take_arrivals(decided.number):
+            # once for all: of 1,024 members it takes 30 ms each time, and this member is to form the group with them
+            line = line_of(decided.to_json())
+            for arrival in arrivals:
+                arrival.answer(line)
         return decided
 
 

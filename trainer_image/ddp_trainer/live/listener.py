@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ddp_trainer.live.questions import receive, send
-from ddp_trainer.live.views import Member, View
+from ddp_trainer.live.views import Member
 
 PATIENCE_SECONDS: Final = 5.0
 """With one that has connected, and sends or reads nothing."""
@@ -50,11 +50,11 @@ class Arrival:
         except OSError:
             return False
 
-    def answer(self, view: View) -> None:
-        """Say what was decided; a member that is gone meanwhile is found out by its group."""
+    def answer(self, line: bytes) -> None:
+        """Say what was decided: a view, as it is sent. A member that is gone meanwhile is found out by its group."""
         with contextlib.suppress(OSError), self.connection:
             self.connection.settimeout(PATIENCE_SECONDS)
-            send(self.connection, view.to_json())
+            self.connection.sendall(line)
 
     def dismiss(self) -> None:
         """It has to ask again."""

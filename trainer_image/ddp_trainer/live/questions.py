@@ -49,8 +49,13 @@ def ask(member: Member, question: Mapping[str, Any]) -> Heard:
     return Heard.ANSWER if answer.get("id") == member.id else Heard.ENDED
 
 
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """An object as it is sent."""
+    return json.dumps(value).encode() + b"\n"
+
+
 def send(connection: socket.socket, value: Mapping[str, Any]) -> None:
-    connection.sendall(json.dumps(value).encode() + b"\n")
+    connection.sendall(line_of(value))
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
