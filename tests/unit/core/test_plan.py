@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from builders import (
@@ -25,6 +26,7 @@ from tests.support.calls import Calls
 
 from ddpjob_operator.api.status import Condition, DDPJobStatus, FailureStatus, NodeCount, Phase
 from ddpjob_operator.core.values import conditions as cond
+from ddpjob_operator.core.values import trainer_report
 from ddpjob_operator.core.values.actions import CreatePVC, CreateService, Plan, creates
 from ddpjob_operator.core.values.job import Job, Problem
 from ddpjob_operator.core.values.observed import Observed
@@ -276,3 +278,23 @@ def test_the_cost_of_a_look_grows_with_the_gang_and_no_faster(of: Callable[[int]
         return calls.count
 
     assert cost(512) <= 9 * cost(64)
+
+
+def test_the_last_words_of_kept_pods_are_read_few_times_at_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is JSON of up to 4 KiB, and a look asks ten times and more of which attempt it is."""
+    nodes, load, read = 64, trainer_report._load, list[str | bytes]()
+
+    def noted(text: str | bytes) -> dict[str, Any] | None:
+        read.append(text)
+        return load(text)
+
+    monkeypatch.setattr(trainer_report, "_load", noted)
+    spec: dict[str, Any] = {"restart": {"scope": "InPlace"}}
+    kept = {f"digits-0-{rank}": rank for rank in range(nodes)}
+    status = in_phase(Phase.RUNNING, nodes=nodes, spec=spec, attempt=1, attempt_start_time=NOW, kept_pods=kept)
+    said = [make_report("Completed", outcome="Succeeded", attempt=1, step=rank) for rank in range(nodes)]
+    pods = [make_pod(rank, "Succeeded", termination=ended(0, said[rank])) for rank in range(1, nodes)]
+    gang = [replace(pod, attempt=1) for pod in (make_pod(0, ready=True), *pods)]
+    decided = look(make_job(status, nodes=nodes, **spec), seen(*gang, attempt=1))
+    assert decided.status.phase is Phase.RUNNING
+    assert len(read) <= 3 * nodes

@@ -25,7 +25,7 @@ from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import pod_name, service_name
 from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.core.values.trainer_report import read_termination
+from ddpjob_operator.core.values.trainer_report import attempt_of
 
 RESTART_GRACE_SECONDS = 2
 
@@ -99,9 +99,9 @@ def ended_before(pod: PodView, status: DDPJobStatus) -> bool:
     """
     if pod.termination is None or pod.name not in status.internal.kept_pods:
         return False
-    said = read_termination(pod.termination.message)
-    if said is not None and said.attempt is not None:
-        return said.attempt < status.attempt
+    attempt = attempt_of(pod.termination.message)
+    if attempt is not None:
+        return attempt < status.attempt
     ended, begun = pod.termination.finished_at, status.attempt_start_time
     return ended is not None and begun is not None and ended < begun
 

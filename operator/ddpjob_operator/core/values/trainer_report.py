@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from ddpjob_operator.api.status import SnapshotStatus
@@ -25,6 +26,8 @@ _MOST_SECONDS = 1e9  # 30 years; sums of such numbers are still exact to the mil
 _LONGEST_NAME = 64
 _LONGEST_TEXT = 4096
 _MOST_ITEMS = 64
+_MESSAGES_KNOWN = 2048
+"""More than the largest gang has pods."""
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _SIGNAL = re.compile(r"SIG[A-Z0-9]{2,12}")
 
@@ -175,6 +178,13 @@ def read_termination(text: str) -> TerminationReport | None:
         traceback=_text(given.get("traceback")),
         cut=_text(given.get("cut")),
     )
+
+
+@lru_cache(maxsize=_MESSAGES_KNOWN)
+def attempt_of(text: str) -> int | None:
+    """The attempt that a termination message names, or None. A look at a job asks this of each pod again and again."""
+    said = read_termination(text)
+    return None if said is None else said.attempt
 
 
 def _load(text: str | bytes) -> dict[str, Any] | None:
