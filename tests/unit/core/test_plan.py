@@ -267,7 +267,13 @@ def restarting(nodes: int) -> Callable[[], Plan]:
     return partial(look, make_job(status, nodes=nodes), seen(*old, *new, attempt=1))
 
 
-@pytest.mark.parametrize("of", [suspending, restarting])
+def losing_peers(nodes: int) -> Callable[[], Plan]:
+    lost = [failed(rank, 1, "PeerLost", ago=1) for rank in range(nodes // 2)]
+    others = [make_pod(rank, ready=True) for rank in range(nodes // 2, nodes)]
+    return partial(look, make_job(in_phase(Phase.RUNNING, nodes=nodes), nodes=nodes), seen(*lost, *others))
+
+
+@pytest.mark.parametrize("of", [suspending, restarting, losing_peers])
 def test_the_cost_of_a_look_grows_with_the_gang_and_no_faster(of: Callable[[int], Callable[[], Plan]]) -> None:
     """A gang of 1,024 must not hold up the leases and probes of all others."""
 

@@ -129,7 +129,9 @@ def find_failures(
     """
     pods = tuple(pods)
     found = {pod.uid: failure for pod in pods if (failure := _of_pod(pod, now))}
-    failures = [_beside([pod for pod in pods if pod.uid not in found], failure) for failure in found.values()]
+    others = [pod for pod in pods if pod.uid not in found]
+    done = next((pod for pod in others if has_succeeded(pod)), None)
+    failures = [_beside(others, done, failure) for failure in found.values()]
     if ran:
         failures = [replace(one, reason=NODE_REBOOTED) if one.reason in NOT_READMITTED else one for one in failures]
     failures += [
@@ -139,15 +141,16 @@ def find_failures(
     return tuple(failures)
 
 
-def _beside(others: list[PodView], failure: Failure) -> Failure:
-    """`failure` with what the pods that have not failed say of it, if all that it knows is a lost peer.
+def _beside(others: list[PodView], done: PodView | None, failure: Failure) -> Failure:
+    """`failure` with what the pods that have not failed say of it, one of them `done`, if all that it knows is a lost
+    peer.
 
     The peer may have been done. In a collective that times out all ranks time out but those that are not in it.
     """
     if failure.reason != "PeerLost":
         return failure
     first, newline, rest = failure.message.partition("\n")
-    if done := next((pod for pod in others if has_succeeded(pod)), None):
+    if done is not None:
         clause = f"node rank {done.node_rank} had already finished its script"
     elif len(others) == 1 and not others[0].deleting and _TIMED_OUT.search(first):
         clause = f"the ranks of node rank {others[0].node_rank} did not time out: look there for one that did not join"
