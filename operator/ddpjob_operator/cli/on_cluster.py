@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, GlobalOptions
@@ -14,6 +15,9 @@ from ddpjob_operator.follow.table import visible
 from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.login import CLI
+
+MOST_FILES = 4096
+"""More than the largest job has pods, each of which is a connection where its log is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
         finally:
             await client.close()
 
+    allow_files()
     try:
         return asyncio.run(connected())
     except KeyboardInterrupt:
@@ -64,3 +69,16 @@ def asked(cluster: Cluster, ask: Callable[[Client, str], Awaitable[int]], interr
         said = "\n".join(map(visible, in_words(error).split("\n")))  # maybe in words of a job
         print(f"error: {said}", file=sys.stderr)
         return REFUSED
+
+
+def allow_files() -> None:
+    """Raise this process's limit of open files to `MOST_FILES`, as far as it may: most systems begin with 1,024, and
+    some with 256.
+    """
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # which Windows has not
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -29,6 +29,10 @@ from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.pods import parse_pod
 
 SECONDS_BETWEEN_LOOKS = 1.0
+LOGS_AT_ONCE = 64
+"""Logs of pods that are read as they are, each over a connection of its own: a process may have 256 files open on some
+systems, and 1,024 on most. Those that are followed are so all at once.
+"""
 LOOKS_FOR_THE_END = 10
 """So many looks in a row may find no new line of a log that has to end: the kubelet of a lost node does not answer."""
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -59,7 +63,13 @@ class JobLogs:
             map(parse_pod, await read_pods(self.client, self.namespace, job)), self.wanted, self.ranks_per_node
         )
         most = None if self.most is None else self.most // max(1, len(pods))
-        logs = await asyncio.gather(*(self._whole(pod, most) for pod in pods))
+        places = asyncio.Semaphore(LOGS_AT_ONCE)
+
+        async def whole(pod: PodView) -> Iterable[Line] | None:
+            async with places:
+                return await self._whole(pod, most)
+
+        logs = await asyncio.gather(*map(whole, pods))
         for line in heapq.merge(*(log for log in logs if log is not None), key=lambda line: line.stamp):
             yield line
         status = parse_status(job.get("status") or {})

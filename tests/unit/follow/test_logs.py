@@ -16,7 +16,7 @@ from ddpjob_operator.cli.main import app
 from ddpjob_operator.cli.parameters import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.lines import Wanted, is_wanted, nodes_without_log, parse_line, pods_of
-from ddpjob_operator.follow.logs import JobLogs
+from ddpjob_operator.follow.logs import LOGS_AT_ONCE, JobLogs
 from ddpjob_operator.runtime.errors import ApiError
 
 STAMP = "2030-01-01T12:00:00.123456789Z"
@@ -193,6 +193,32 @@ async def test_what_the_kubelet_says_of_a_container_that_is_gone_is_no_line_of_a
     assert [line.text for line in await logs._whole(pod(0, 0)) or ()] == ["step 1"]
     pods.LOG = pods.LOG[1:]
     assert await logs._whole(pod(0, 0)) is None
+
+
+async def test_the_logs_of_many_pods_are_not_read_all_at_once() -> None:
+    """Each is a connection, and of a job with 1,024 pods no process would have files for all."""
+
+    class Many:
+        now = most = 0
+
+        async def get(self, path: str, resource: str) -> dict[str, Any]:
+            status = {"phase": "Running", "nodes": {"ready": 300, "total": 300}}
+            return {"metadata": {"name": "digits", "uid": "job"}, "spec": {"nodes": 300}, "status": status}
+
+        async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+            return [json_pod(0, rank) for rank in range(300)], 1
+
+        async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0)
+            yield f"{STAMP} {path}"
+            self.now -= 1
+
+    api = Many()
+    logs = JobLogs(cast(Any, api), "default", "digits", ranks_per_node=1, wanted=Wanted())
+    assert len({line.text async for line in logs.now(pytest.fail)}) == 300
+    assert 1 < api.most <= LOGS_AT_ONCE
 
 
 @pytest.mark.parametrize(
