@@ -20,7 +20,7 @@ from ddpjob_operator.core.failure.detect import is_stopping
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.lines import Line, SoFar, Wanted, is_wanted, last_of, nodes_without_log, parse_line, pods_of
-from ddpjob_operator.follow.outage import Patient
+from ddpjob_operator.follow.outage import Patient, seconds_to_next_look
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.refusals import in_words
 from ddpjob_operator.runtime.client import Client
@@ -95,6 +95,7 @@ class JobLogs:
         attempt, is_over, patient = self.wanted.attempt, False, Patient(note)
         try:
             while True:
+                began = asyncio.get_running_loop().time()
                 if not is_over:
                     job = await patient.read(read_job, self.client, self.namespace, self.name)
                     status = parse_status(job.get("status") or {})
@@ -114,7 +115,9 @@ class JobLogs:
                     if is_over or uid not in there:
                         stream.look(self._newest.get(uid, ""), there.get(uid), note)
                 if not is_over:
-                    await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+                    await asyncio.sleep(
+                        seconds_to_next_look(asyncio.get_running_loop().time() - began, SECONDS_BETWEEN_LOOKS)
+                    )
                 elif await _have_ended(streams.values()):
                     return status.phase == "Succeeded"
         finally:

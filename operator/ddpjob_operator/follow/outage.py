@@ -1,4 +1,6 @@
-"""An API server that does not answer for a while, as in an upgrade of the control plane: what follows a job goes on."""
+"""An API server that has much to do, or does not answer for a while, as in an upgrade of the control plane: what
+follows a job goes on.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ T = TypeVar("T")
 
 SECONDS_WITHOUT_ANSWER = 300.0
 SECONDS_BETWEEN_TRIES = 1.0
+LONGEST_SECONDS_BETWEEN_LOOKS = 10.0
 _TOO_MANY, _SERVER_ERROR = 429, 500
+
+
+def seconds_to_next_look(took: float, least: float) -> float:
+    """After a look that took so many seconds. The pods of a large job are many pages of a list, some 10 MB of 1,000
+    pods: to ask for them takes a fifth of the time at most, as long as a look does not take several seconds itself.
+    """
+    return min(max(least, 4 * took), LONGEST_SECONDS_BETWEEN_LOOKS)
 
 
 def is_passing(error: ApiError) -> bool:

@@ -10,7 +10,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.core.values.observed import PodView
-from ddpjob_operator.follow.outage import Patient
+from ddpjob_operator.follow.outage import Patient, seconds_to_next_look
 from ddpjob_operator.follow.rank_reports import REFUSED, read_reports
 from ddpjob_operator.follow.read import read_events, read_job, read_pods
 from ddpjob_operator.local.display import Display
@@ -37,6 +37,7 @@ async def watch(
     job = await patient.read(read_job, client, namespace, name)
     shown = {_key(event) for event in await patient.read(_of_job, client, namespace, job)}
     while True:
+        began = asyncio.get_running_loop().time()
         job = await patient.read(read_job, client, namespace, name)
         status = parse_status(job.get("status") or {})
         for event in await patient.read(_of_job, client, namespace, job):
@@ -50,7 +51,7 @@ async def watch(
         display.show(RunView(name, status, nodes, status.start_time or created, now(), reports=reports))
         if status.is_final:
             return status
-        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        await asyncio.sleep(seconds_to_next_look(asyncio.get_running_loop().time() - began, SECONDS_BETWEEN_LOOKS))
 
 
 class _Ranks:

@@ -396,6 +396,22 @@ def test_an_outage_of_the_api_server_does_not_end_the_following() -> None:
     assert (succeeded, lines, notes) == (True, ["step 1", "step 2"], ["connection reset by peer; trying again"])
 
 
+def test_the_pods_of_a_large_job_are_listed_a_fifth_of_the_time_at_most() -> None:
+    class Large(Following):
+        listed = 0
+
+        async def list(self, path: str, resource: str, **query: str) -> tuple[list[dict[str, Any]], int]:
+            self.listed += 1
+            await asyncio.sleep(2.0)
+            return await super().list(path, resource, **query)
+
+    job, logs = [(0, 0, "Running"), (100, 0, "Succeeded")], {"digits-0-0": log((50, "step 1"))}
+    api = Large(job, [(0, [json_pod(0, 0)])], logs)
+    succeeded, _, lines, notes = api.follow()
+    assert (succeeded, lines, notes) == (True, ["step 1"], [])
+    assert api.listed <= 15
+
+
 def test_logs_that_may_not_be_read_are_asked_for_once_and_the_job_is_followed_to_its_end() -> None:
     refusal = 'pods "digits-0-0" is forbidden: User "ann" cannot get resource "pods/log" in API group ""'
     asked = list[float]()
