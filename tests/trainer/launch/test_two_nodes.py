@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 import pytest
@@ -35,6 +36,18 @@ def test_two_nodes_find_each_other_and_both_succeed(start_pod):
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
     assert [pod.message["nodeRank"] for pod in pods] == [0, 1]
     assert {pod.message["loss"] for pod in pods} == {2.0}
+
+
+def test_ranks_may_open_more_files_than_a_container_runtime_begins_with(start_pod):
+    """torchrun on node rank 0 has a connection of each rank, so that a job of 1,024 would not start."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
+    try:
+        pod = start_pod("import resource; print('files:', resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+    assert pod.wait() == 0, pod.log
+    assert f"files: {min(65536, most)}" in pod.log
 
 
 def test_two_nodes_with_addresses_of_version_6_find_each_other_and_are_asked_there(start_pod, tmp_path):

@@ -15,7 +15,8 @@ import pytest
 from torch.distributed import ProcessGroup, Work
 
 from ddp_trainer.contract.messages import peer_lost
-from ddp_trainer.live.connections import Connections, allow_files
+from ddp_trainer.contract.processes import allow_files
+from ddp_trainer.live.connections import Connections
 
 SCRIPT = """
 import os, signal, sys, threading, time

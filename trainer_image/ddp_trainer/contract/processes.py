@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterable
@@ -19,6 +21,8 @@ what a look itself costs is subtracted precisely: looks that follow each other f
 """
 ACTIVE_IO_BYTES: Final = 64 << 10
 """Read and written by processes that work between two looks."""
+
+MOST_FILES: Final = 65536
 
 _TRACKER: Final = b"resource_tracker import main"
 """In the command line of multiprocessing's, and of joblib's."""
@@ -37,6 +41,17 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def allow_files(wanted: int = MOST_FILES) -> None:
+    """Raise the limit of open files of this process, and of those that it starts, as far as it may. Some container
+    runtimes begin with 1,024 (containerd 2), and torchrun's store, on node rank 0, has a connection of each rank: the
+    ranks that come later would never meet. With live recovery, groups that are kept have up to 18 files each, and where
+    a rank has no file left, it takes the others for silent.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
 
 
 def adopt_orphans() -> None:

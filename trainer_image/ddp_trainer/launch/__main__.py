@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(pod: PodEnvironment, target: Target, stop: StopSignals, start_time: float, output: OutputCopy | None) -> int:
+    processes.allow_files()
     if pod.code is not None:
         failure = _put_code(pod)
         if failure is not None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import resource
 import sys
 import threading
 import time
@@ -39,7 +38,6 @@ _COMPILES: Final = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
 """Modules that a thread is in while torch.compile is at work, also on a first backward pass. Of compiled code only CUDA
 graphs are run by one of them, and have no collective of a step.
 """
-MOST_FILES: Final = 65536
 FREED_AT_ONCE: Final = 2
 """Views whose groups are freed when one is left: it takes some 10 ms each, and one more is kept."""
 
@@ -97,15 +95,6 @@ class Connections:
             dist.distributed_c10d._abort_process_group()
         # Ranks meet under this number. Only the end of a group resets it, and one that was not formed has none.
         dist.distributed_c10d._world.group_count = 0
-
-
-def allow_files(wanted: int = MOST_FILES) -> None:
-    """Raise this process's limit of open files as far as it may: groups that are kept have up to 18 each, and where a
-    rank has no file left, it takes the others for silent.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
 
 
 class Stuck:

@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import ProcessGroup, Work
 
+from ddp_trainer.contract.processes import allow_files
 from ddp_trainer.contract.standard_error import say
-from ddp_trainer.live.connections import Connections, allow_files
+from ddp_trainer.live.connections import Connections
 from ddp_trainer.live.deciding import FORM_SECONDS, Deciding
 from ddp_trainer.live.listener import Listener
 from ddp_trainer.live.register import Register, volume_used

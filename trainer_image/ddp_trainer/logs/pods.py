@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ddp_trainer.contract.pod_logs import FOLDER, STAMP, STARTS, place_of, stamp
+from ddp_trainer.contract.processes import allow_files
 
 _LOCAL_RANK: Final = re.compile(r"\[local rank (\d{1,7})\] ")
 _MOST_NAMED: Final = 10
@@ -145,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tail", type=int, metavar="N", help="only the last so many of these lines of each pod")
     parser.add_argument("--since", type=float, metavar="SECONDS", help="only lines that are not older")
     given = parser.parse_args(argv)
+    allow_files()  # the logs of all pods are read at the same time
     since = "" if given.since is None else stamp(time.time() - given.since)
     wanted = Wanted(given.attempt, given.node, given.rank, given.grep, given.tail, since)
     try:
