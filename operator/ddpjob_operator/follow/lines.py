@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.table import visible
 
@@ -146,7 +147,7 @@ def nodes_without_log(pods: Iterable[PodView], read: Iterable[PodView], nodes: i
     gone = sorted(set(range(nodes)) - {pod.node_rank for pod in read} - waiting)
     if not gone:
         return None
-    ranks = f"node rank {gone[0]}" if len(gone) == 1 else f"node ranks {', '.join(map(str, gone))}"
+    ranks = f"node rank {gone[0]}" if len(gone) == 1 else f"node ranks {few(list(map(str, gone)), 10)}"
     return f"no log of {ranks} any more; ddpjob logs {name} --on-volume reads it from the job's volume"
 
 

@@ -191,3 +191,10 @@ def test_a_rank_that_goes_on_as_it_is_asked_after_is_not_silent(pod, monkeypatch
     (tmp_path / "line").write_text("it goes on")
     (asked,) = watch._account()["ranks"]
     assert asked["silentSeconds"] == 0.0
+
+
+def test_of_many_nodes_that_give_no_account_few_are_named() -> None:
+    """What else is in the message is cut off from 4 KiB on."""
+    message = gang_watch._absent(range(1, 1024), ())["message"]
+    assert " 14, 15, 16 and 1007 more gives no account" in message
+    assert len(message) < 500

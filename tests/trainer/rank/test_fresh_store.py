@@ -30,6 +30,11 @@ def test_the_ranks_of_a_start_share_their_keys_with_each_other_and_with_no_other
     assert found == [[str(number).encode()] * RANKS for number in range(3)]
 
 
+def test_of_many_ranks_that_do_not_come_few_are_named() -> None:
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2, .*, 15, 16\] and 1007 more did not start within 0 s"):
+        fresh_store(HashStore(), 0, 1024, timeout_seconds=0.0)
+
+
 def test_a_rank_that_ended_before_it_was_answered_is_not_taken_for_one_that_runs() -> None:
     store = HashStore()
     store.set(module._token_key(1), "of a rank that was killed")

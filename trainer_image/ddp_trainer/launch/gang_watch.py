@@ -258,7 +258,8 @@ def _with_stack(rank: Rank, stack: str) -> Rank:
 
 def _absent(absent: Sequence[int], ranks: Sequence[Rank]) -> dict[str, Any]:
     """No rank that is known holds up the others: the cause is on a node that does not answer."""
-    nodes = ", ".join(map(str, absent))
+    more = f" and {len(absent) - NAMED_RANKS} more" if len(absent) > NAMED_RANKS else ""
+    nodes = ", ".join(map(str, absent[:NAMED_RANKS])) + more
     frames = _frames({rank.rank: rank.frame for rank in ranks}, -1)
     text = (
         f"all ranks that are known wait for others, and the launcher of node rank {nodes} gives no account: its node, "

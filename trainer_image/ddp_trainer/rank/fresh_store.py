@@ -16,6 +16,8 @@ from typing import Final
 from torch._C._distributed_c10d import PrefixStore, Store
 
 LOOK_SECONDS: Final = 0.02
+_MOST_NAMED: Final = 16
+"""Ranks in a message."""
 
 
 def fresh_store(store: Store, rank: int, size: int, *, timeout_seconds: float) -> Store:
@@ -39,7 +41,8 @@ def _name_start(store: Store, size: int, timeout_seconds: float) -> str:
         if not missing:
             return name
         if time.monotonic() > deadline:
-            raise TimeoutError(f"ranks {missing} did not start within {timeout_seconds:g} s")
+            more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+            raise TimeoutError(f"ranks {missing[:_MOST_NAMED]}{more} did not start within {timeout_seconds:g} s")
         time.sleep(LOOK_SECONDS)
 
 

@@ -20,6 +20,7 @@ from ddpjob_operator.core.manifests.bounds import BEYOND
 from ddpjob_operator.core.stages import deadlines
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, CreateChild, DeleteJob, DeletePod, Event, Plan, soonest
+from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import PodView
 
@@ -43,7 +44,7 @@ def plan_succeeded(look: Look) -> Plan:
     message = f"{nodes} finished; restarts: {look.status.restarts}"
     if (loss := cond.find(look.status.conditions, cond.LOSS_NOT_FINITE)) is not None and loss.status == "True":
         message += f"; {loss.message}"
-    cut = "; ".join(cut_work(pods))
+    cut = few(cut_work(pods), separator="; ")
     if cut:
         message += f"; ended before it was done: {cut}"
     look = transitions.succeed(look, message)

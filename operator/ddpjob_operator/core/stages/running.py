@@ -23,6 +23,7 @@ from ddpjob_operator.core.manifests.admitted import Refused
 from ddpjob_operator.core.stages.restart import plan_restart, resize, restart_of_edited
 from ddpjob_operator.core.stages.starting import complete_gang
 from ddpjob_operator.core.values.actions import Action, CreatePod, Plan, soonest
+from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.look import Look
 
 SILENT_LOOK_SECONDS = 2.0
@@ -34,7 +35,7 @@ def plan_running(look: Look) -> Plan:
     if (restart := plan_restart(look) or restart_of_edited(look)) is not None:
         return restart
     if early := [pod.name for pod in look.gang if ended_before(pod, look.status)]:
-        message = f"{', '.join(early)} ended before attempt {look.status.attempt} began; it is replaced"
+        message = f"{few(early)} ended before attempt {look.status.attempt} began; it is replaced"
         return complete_gang(transitions.reopen_gang(look, message))
     if (change := wanted_resize(look)) is not None:
         return resize(look, change)

@@ -20,6 +20,7 @@ from ddpjob_operator.core.stages.initialize import with_data
 from ddpjob_operator.core.transitions import SUSPENDING
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import DeletePod, Event, Plan
+from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import InitializerView, PodView
 
@@ -78,7 +79,7 @@ def _suspended(look: Look) -> Plan:
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
-    if stuck := ", ".join(f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended):
+    if stuck := few([f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended]):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
     return Plan(transitions.suspend(look, message).status, groups, events=(Event("Normal", "Suspended", message),))
 

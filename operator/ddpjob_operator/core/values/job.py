@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -21,6 +21,12 @@ SHOWN_DIGEST = 12
 def in_words(count: int, thing: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def few(items: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+    """The first of them, and how many more there are: a gang may have a thousand pods."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{separator.join(items[:most])}{more}"
 
 
 @dataclass(frozen=True, slots=True)

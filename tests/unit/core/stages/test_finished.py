@@ -152,6 +152,15 @@ def test_a_job_that_is_being_deleted_is_not_deleted_again() -> None:
     assert look(make_job(OVER, deleting=True, ttlSecondsAfterFinished=0), seen()) == Plan(OVER)
 
 
+def test_of_many_pods_whose_work_was_cut_off_few_are_named() -> None:
+    said = json.dumps({"version": 1, "reason": "Completed", "cut": "rank 1: its processes upload (7)"})
+    pods = [make_pod(rank, "Succeeded", termination=ended(0, said)) for rank in range(64)]
+    status = look(make_job(in_phase(Phase.RUNNING, nodes=64), nodes=64), seen(*pods)).status
+    (complete,) = (item for item in status.conditions if item.type == cond.COMPLETE)
+    assert complete.message.count("rank 1: its processes upload (7)") == 3
+    assert complete.message.endswith(" and 61 more")
+
+
 def test_work_that_was_cut_off_after_the_script_is_named_in_the_success() -> None:
     said = json.dumps({"version": 1, "reason": "Completed", "cut": "rank 1: its processes upload (7)"})
     pods = [succeeded(0), replace(succeeded(1), termination=ended(0, said))]
