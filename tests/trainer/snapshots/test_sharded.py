@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.planner_helpers import _create_write_item_for_tensor
 
 from ddp_trainer.snapshots.__main__ import main
-from ddp_trainer.snapshots.sharded import _Planner
+from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.sharded import _Planner, _read_structure
+from ddp_trainer.snapshots.trust.errors import IncompatibleSnapshotError
+from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.trust.store import SnapshotStore
 
 HERE = Path(__file__).parent
@@ -266,3 +271,19 @@ def test_whole_tensors_are_the_first_ranks_and_shards_with_copies_are_spread() -
     assert first[:2] == ["mean", "variance"]
     assert sorted(first[2:] + second) == ["bias", "weight"]
     assert len(second) >= 1
+
+
+def test_a_rank_at_another_world_size_reads_the_structure_of_one_rank_and_not_of_all_that_saved(tmp_path: Path) -> None:
+    """Else the files that a resume reads grow with the square of the ranks."""
+    text = json.dumps({"version": 1, "states": {"model": {}}}).encode()
+    names = [f"shards/rank-{rank:05d}.json" for rank in range(1024)]
+    entry = FileEntry(len(text), hashlib.sha256(text).hexdigest())
+    numbers: dict[str, Any] = {"attempt": 0, "step": 1, "epoch": 0, "samples": 1, "global_batch": 1, "time": 0.0}
+    saved = Manifest(job="digits", uid="uid", world_size=1024, strategy="fsdp", **numbers)
+    (tmp_path / "shards").mkdir()
+    (tmp_path / names[0]).write_bytes(text)  # there is no other
+    alike = saved.with_files(dict.fromkeys(names, entry))
+    assert _read_structure(tmp_path, alike, Ranks(0, 1)) == {"model": {}}
+    stages = alike.with_files({**alike.files, names[-1]: replace(entry, sha256="0" * 64)})
+    with pytest.raises(IncompatibleSnapshotError, match="1024 ranks hold different parts of the model"):
+        _read_structure(tmp_path, stages, Ranks(0, 1))

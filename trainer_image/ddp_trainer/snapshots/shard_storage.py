@@ -206,18 +206,19 @@ def _read_index(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def read_file(directory: Path, manifest: Manifest, name: str) -> bytearray:
     """One verified file. Raises CorruptSnapshotError, OSError."""
-    return read_verified(directory, name, _entry(manifest, name))
+    return read_verified(directory, name, entry_of(manifest, name))
 
 
 def read_tensors(directory: Path, manifest: Manifest, name: str) -> dict[str, Tensor]:
     """The tensors of one verified file. Raises CorruptSnapshotError, IncompatibleSnapshotError, OSError."""
-    entry = _entry(manifest, name)
+    entry = entry_of(manifest, name)
     file = TensorFile(entry.bytes)
     read_verified_into(directory, name, entry, file.pieces())
     return file.tensors()
 
 
-def _entry(manifest: Manifest, name: str) -> FileEntry:
+def entry_of(manifest: Manifest, name: str) -> FileEntry:
+    """What the manifest has of a file. Raises CorruptSnapshotError where that is nothing."""
     entry = manifest.files.get(name)
     if entry is None:
         raise CorruptSnapshotError(f"{name} is not in the manifest")
