@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import _create_write_item_for_tensor
 
+from ddp_trainer.snapshots import shard_storage
 from ddp_trainer.snapshots.__main__ import main
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.sharded import _Planner, _read_structure
@@ -287,3 +289,30 @@ def test_a_rank_at_another_world_size_reads_the_structure_of_one_rank_and_not_of
     stages = alike.with_files({**alike.files, names[-1]: replace(entry, sha256="0" * 64)})
     with pytest.raises(IncompatibleSnapshotError, match="1024 ranks hold different parts of the model"):
         _read_structure(tmp_path, stages, Ranks(0, 1))
+
+
+class Counted(list[dict[str, Any]]):
+    """Counts how often it is gone through."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.asked += 1
+        return super().__iter__()
+
+
+def test_the_parts_of_a_whole_model_are_gone_through_once_and_not_for_each_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = [shard_storage.tensor_file(rank) for rank in range(64)]
+    parts = Counted(
+        {"offsets": [rank], "sizes": [1], "file": file, "key": "weight@"} for rank, file in enumerate(files)
+    )
+    index = {"weight": {"dtype": "F32", "shape": [64], "parts": parts}}
+    monkeypatch.setattr(shard_storage, "_read_index", lambda *_: index)
+    monkeypatch.setattr(
+        shard_storage, "read_tensors", lambda _, __, file: {"weight@": torch.tensor([float(files.index(file))])}
+    )
+    whole = shard_storage.read_whole(tmp_path, cast(Any, None))
+    assert whole["weight"].tolist() == [float(rank) for rank in range(64)]
+    assert parts.asked == 1

@@ -186,13 +186,15 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[str, Tensor]:
     whole = {
         name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="cpu") for name, entry in index.items()
     }
-    for file in sorted({part["file"] for entry in index.values() for part in entry["parts"]}):
+    by_file: dict[str, list[tuple[Tensor, Any]]] = {}
+    for name, entry in index.items():
+        for part in entry["parts"]:
+            by_file.setdefault(part["file"], []).append((whole[name], part))
+    for file in sorted(by_file):
         parts = read_tensors(directory, manifest, file)
-        for name, entry in index.items():
-            for part in entry["parts"]:
-                if part["file"] == file:
-                    region = tuple(slice(o, o + n) for o, n in zip(part["offsets"], part["sizes"], strict=True))
-                    whole[name][region] = parts[part["key"]]
+        for tensor, part in by_file[file]:
+            region = tuple(slice(o, o + n) for o, n in zip(part["offsets"], part["sizes"], strict=True))
+            tensor[region] = parts[part["key"]]
     return whole
 
 
