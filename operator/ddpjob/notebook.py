@@ -19,6 +19,7 @@ from ddpjob_operator.local.observed import (
     RunView,
     failure_in_words,
     goodput_in_words,
+    nodes_shown,
     progress_in_words,
     rank_table,
     seconds_in_words,
@@ -131,11 +132,12 @@ def _header(view: RunView) -> str:
 
 
 def _nodes(view: RunView) -> str:
+    shown, rest = nodes_shown(view.nodes)
     rows = [
         ("spare" if node.node_rank is None else str(node.node_rank), node.pod, node.phase, node.doing, node.host or "")
-        for node in view.nodes
+        for node in shown
     ]
-    return _table(("node", "pod", "phase", "doing", "on"), rows)
+    return _table(("node", "pod", "phase", "doing", "on"), rows) + _line(rest)
 
 
 def _ranks(view: RunView) -> str:

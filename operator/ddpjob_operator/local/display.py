@@ -28,6 +28,7 @@ from ddpjob_operator.local.observed import (
     failure_in_words,
     goodput_in_words,
     goodput_shares,
+    nodes_shown,
     progress_in_words,
     rank_table,
     seconds_in_words,
@@ -220,7 +221,10 @@ def picture(view: RunView, losses: str = "", *, wide: bool = True) -> Renderable
     if goodput := goodput_in_words(view.status.goodput):
         parts.append(Text(goodput))
     if view.nodes:
-        parts.append(_nodes(view.nodes))
+        shown, rest = nodes_shown(view.nodes)
+        parts.append(_nodes(shown))
+        if rest:
+            parts.append(Text(_without_controls(rest), style="dim"))
     parts += _ranks(rank_table(view.reports))
     failure = view.status.last_failure
     if failure is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +15,8 @@ from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Pro
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports, milliseconds, slowest_first, slowest_of
 
 _MOST_RANKS = 5
+_MOST_NODES = 16
+_MOST_STATES = 4
 """Of which a view has rows."""
 _NOTICED_SHARE = 0.05
 """The least share of the time that an activity must have had to be named."""
@@ -130,6 +133,16 @@ class RankTable:
     """Which one the others wait for, and why."""
     note: str = ""
     """Why some are missing."""
+
+
+def nodes_shown(nodes: Sequence[NodeView]) -> tuple[tuple[NodeView, ...], str]:
+    """As many as a view has room for, those that are not ready before others, and the rest in words."""
+    if len(nodes) <= _MOST_NODES:
+        return tuple(nodes), ""
+    chosen = set(sorted(range(len(nodes)), key=lambda place: nodes[place].doing == "ready")[:_MOST_NODES])
+    rest = Counter(node.doing or node.phase for place, node in enumerate(nodes) if place not in chosen)
+    states = ", ".join(f"{count} {state}" for state, count in rest.most_common(_MOST_STATES))
+    return tuple(nodes[place] for place in sorted(chosen)), f"and {rest.total()} more: {states}"
 
 
 def rank_table(reports: Reports) -> RankTable:

@@ -212,6 +212,23 @@ def busy_view() -> RunView:
     return replace(shown, nodes=nodes, reports=gang(64))
 
 
+def test_of_many_pods_those_that_are_not_ready_are_shown_and_the_others_counted() -> None:
+    """A table of all would push what comes after it out of the terminal."""
+    waiting = (7, 1023)
+    nodes = tuple(
+        NodeView(rank, f"{JOB}-0-{rank}", "Pending", None, None, "Unschedulable", None)
+        if rank in waiting
+        else NodeView(rank, f"{JOB}-0-{rank}", "Running", None, None, "ready", None, NODE)
+        for rank in range(1024)
+    )
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(picture(replace(view(7), nodes=nodes)))
+    shown = [line.rstrip() for line in console.export_text().splitlines()]
+    assert [line.split()[0] for line in shown if "Unschedulable" in line] == ["7", "1023"]
+    assert shown[-1] == "and 1008 more: 1008 ready"
+    assert len(shown) < 24
+
+
 def test_the_slowest_ranks_and_the_goodput_by_cause_are_shown() -> None:
     stream = io.StringIO()
     Console(file=stream, width=120).print(picture(busy_view()))
