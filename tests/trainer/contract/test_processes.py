@@ -1,8 +1,9 @@
-"""Signals to the processes of a pod, and which of them end by themselves."""
+"""Signals to the processes of a pod, which of them end by themselves, and how many files they may open."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,33 @@ def test_a_process_that_may_not_be_signalled_keeps_no_signal_from_the_others(mon
     monkeypatch.setattr(os, "kill", kill)
     processes.send([6, 7, 8, 9], signal.SIGKILL)
     assert signalled == [6, 9]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        pytest.param(1024, 524_288, 65_536, id="containerd 2"),
+        pytest.param(256, 512, 512, id="a low bound"),
+        pytest.param(1024, resource.RLIM_INFINITY, 65_536, id="no bound"),
+        pytest.param(1 << 20, 1 << 20, None, id="high already"),
+        pytest.param(resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, id="no limit already"),
+    ],
+)
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_the_limit_of_open_files_is_raised_as_far_as_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int | None, is_refused: bool
+) -> None:
+    limits: list[tuple[int, int]] = []
+
+    def set_limits(which: int, wanted: tuple[int, int]) -> None:
+        limits.append(wanted)
+        if is_refused:
+            raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    processes.allow_files()
+    assert limits == ([] if raised is None else [(raised, hard)])
 
 
 @pytest.mark.processes

@@ -50,8 +50,11 @@ def allow_files(wanted: int = MOST_FILES) -> None:
     a rank has no file left, it takes the others for silent.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
+    # Linux itself always has a bound here, but a sandbox may have none, which is -1
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def adopt_orphans() -> None:
