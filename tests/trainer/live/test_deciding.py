@@ -300,7 +300,6 @@ def test_the_next_view_is_encoded_once_for_all_that_wait(
 ) -> None:
     """Else the coordinator, which the others wait for, takes time that grows with the square of the ranks."""
     left, others = start(0), [Member(f"other-{rank}", rank, 0, "127.0.0.1", free_port()) for rank in range(1, 4)]
-    left.view = Register(folder).propose(View(0, (left.own, *others), left.own.id, "127.0.0.1", 1))
     to_json, encoded = View.to_json, list[int]()
 
     def noted(view: View) -> dict[str, Any]:
@@ -313,6 +312,8 @@ def test_the_next_view_is_encoded_once_for_all_that_wait(
             question = {"ask": "next", "view": 0, "member": asdict(member), "isNew": False, "silent": []}
             send(connection, {"to": left.own.id, **question})
         eventually(lambda: len(left._listener.arrivals(0)) == 3, "all wait")
+        # not before: a member that stays long in a view that has lost one ends its process
+        left.view = Register(folder).propose(View(0, (left.own, *others), left.own.id, "127.0.0.1", 1))
         monkeypatch.setattr(View, "to_json", noted)
         left.next_view()
         answers = [receive(connection) for connection in connections]
