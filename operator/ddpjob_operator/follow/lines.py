@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
 from ddpjob_operator.follow.table import visible
 
@@ -18,6 +17,8 @@ T = TypeVar("T")
 
 _LOCAL_RANK = re.compile(r"\[local rank (\d{1,7})\] ")
 _LOCAL_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d)")
+_MOST_NAMED = 10
+"""Node ranks in a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +148,9 @@ def nodes_without_log(pods: Iterable[PodView], read: Iterable[PodView], nodes: i
     gone = sorted(set(range(nodes)) - {pod.node_rank for pod in read} - waiting)
     if not gone:
         return None
-    ranks = f"node rank {gone[0]}" if len(gone) == 1 else f"node ranks {few(list(map(str, gone)), 10)}"
-    return f"no log of {ranks} any more; ddpjob logs {name} --on-volume reads it from the job's volume"
+    ranks = f"node rank{'' if len(gone) == 1 else 's'} {', '.join(map(str, gone[:_MOST_NAMED]))}"
+    which = f"{ranks} any more" if len(gone) <= _MOST_NAMED else f"{len(gone)} nodes any more, such as {ranks}"
+    return f"no log of {which}; ddpjob logs {name} --on-volume reads it from the job's volume"
 
 
 def last_of(lines: Iterable[T], wanted: Wanted) -> Iterable[T]:
