@@ -95,12 +95,11 @@ class JobLogs:
         attempt, is_over, patient = self.wanted.attempt, False, Patient(note)
         try:
             while True:
-                began = asyncio.get_running_loop().time()
                 if not is_over:
                     job = await patient.read(read_job, self.client, self.namespace, self.name)
                     status = parse_status(job.get("status") or {})
                 found = await patient.read(read_pods, self.client, self.namespace, job)
-                pods = [parse_pod(pod) for pod in found]
+                pods, pods_took = [parse_pod(pod) for pod in found], patient.took
                 for pod in pods_of(pods, self.wanted, self.ranks_per_node):
                     if pod.uid in streams or pod.phase is PodPhase.PENDING:
                         continue
@@ -115,9 +114,7 @@ class JobLogs:
                     if is_over or uid not in there:
                         stream.look(self._newest.get(uid, ""), there.get(uid), note)
                 if not is_over:
-                    await asyncio.sleep(
-                        seconds_to_next_look(asyncio.get_running_loop().time() - began, SECONDS_BETWEEN_LOOKS)
-                    )
+                    await asyncio.sleep(seconds_to_next_look(pods_took, SECONDS_BETWEEN_LOOKS))
                 elif await _have_ended(streams.values()):
                     return status.phase == "Succeeded"
         finally:

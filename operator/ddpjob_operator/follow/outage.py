@@ -20,8 +20,8 @@ _TOO_MANY, _SERVER_ERROR = 429, 500
 
 
 def seconds_to_next_look(took: float, least: float) -> float:
-    """After a look that took so many seconds. The pods of a large job are many pages of a list, some 10 MB of 1,000
-    pods: to ask for them takes a fifth of the time at most, as long as a look does not take several seconds itself.
+    """After a list of pods that took so many seconds. Those of a large job are many pages, some 10 MB of 1,000 pods: to
+    ask for them takes a fifth of the time at most, as long as a list does not take several seconds itself.
     """
     return min(max(least, 4 * took), LONGEST_SECONDS_BETWEEN_LOOKS)
 
@@ -41,6 +41,8 @@ class Patient:
     def __init__(self, note: Callable[[str], None] = lambda _: None) -> None:
         self._note = note
         self._was_answered = False
+        self.took = 0.0
+        """Seconds until the last answer, without the tries before it that failed."""
 
     async def read(self, ask: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
         """What `ask` returns, tried again for as long as an outage may last, which is noted once.
@@ -50,6 +52,7 @@ class Patient:
         """
         clock, since = asyncio.get_running_loop().time, None
         while True:
+            asked = clock()
             try:
                 answer = await ask(*args, **options)
             except ApiError as error:
@@ -62,5 +65,5 @@ class Patient:
                     raise
                 await asyncio.sleep(SECONDS_BETWEEN_TRIES)
             else:
-                self._was_answered = True
+                self._was_answered, self.took = True, clock() - asked
                 return answer

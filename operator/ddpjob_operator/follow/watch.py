@@ -37,7 +37,6 @@ async def watch(
     job = await patient.read(read_job, client, namespace, name)
     shown = {_key(event) for event in await patient.read(_of_job, client, namespace, job)}
     while True:
-        began = asyncio.get_running_loop().time()
         job = await patient.read(read_job, client, namespace, name)
         status = parse_status(job.get("status") or {})
         for event in await patient.read(_of_job, client, namespace, job):
@@ -45,13 +44,14 @@ async def watch(
                 shown.add(_key(event))
                 display.event(Event(event.get("type") or "", event.get("reason") or "", event.get("message") or ""))
         pods = [parse_pod(pod) for pod in await patient.read(read_pods, client, namespace, job)]
+        pods_took = patient.took
         created = parse_time(job["metadata"].get("creationTimestamp")) or now()
         reports = await ranks.look(job["metadata"]["uid"], status, pods)
         nodes = nodes_of(status, pods)
         display.show(RunView(name, status, nodes, status.start_time or created, now(), reports=reports))
         if status.is_final:
             return status
-        await asyncio.sleep(seconds_to_next_look(asyncio.get_running_loop().time() - began, SECONDS_BETWEEN_LOOKS))
+        await asyncio.sleep(seconds_to_next_look(pods_took, SECONDS_BETWEEN_LOOKS))
 
 
 class _Ranks:

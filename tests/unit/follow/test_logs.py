@@ -418,6 +418,13 @@ def test_the_pods_of_a_large_job_are_listed_a_fifth_of_the_time_at_most() -> Non
     assert api.listed <= 15
 
 
+def test_a_job_that_ends_right_after_an_outage_is_not_waited_for_as_a_large_one() -> None:
+    job, logs = [(0, 0, "Running"), (141, 0, "Succeeded")], {"digits-0-0": log((130, "step 1"))}
+    succeeded, seconds_spent, *_ = Following(job, [(0, [json_pod(0, 0)])], logs, away=(20, 140)).follow()
+    assert succeeded
+    assert 141 <= seconds_spent < 145
+
+
 def test_logs_that_may_not_be_read_are_asked_for_once_and_the_job_is_followed_to_its_end() -> None:
     refusal = 'pods "digits-0-0" is forbidden: User "ann" cannot get resource "pods/log" in API group ""'
     asked = list[float]()

@@ -55,6 +55,24 @@ def test_the_first_call_is_made_once() -> None:
     assert follow(AWAY) == ([], 0)
 
 
+def test_how_long_an_answer_took_says_nothing_of_the_outage_before_it() -> None:
+    left = [ApiError(503, "Reason", "away")] * 9
+
+    async def ask(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if seconds > 1 and left:
+            raise left.pop()
+
+    async def read() -> list[float]:
+        patient, took = Patient(), list[float]()
+        for seconds in (1, 3, 0):
+            await patient.read(ask, seconds)
+            took.append(patient.took)
+        return took
+
+    assert run(read()) == [1, 3, 0]
+
+
 @pytest.mark.parametrize("seconds", [0, 15])
 def test_an_outage_that_does_not_end_is_raised_after_minutes(seconds: float) -> None:
     notes, spent = follow(GOOD, AWAY, seconds=seconds)
