@@ -13,11 +13,13 @@ from statistics import fmean
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Progress, SnapshotStatus
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports, milliseconds, slowest_first, slowest_of
+from ddpjob_operator.core.values.observed import PodPhase
 
 _MOST_RANKS = 5
 _MOST_NODES = 16
-_MOST_STATES = 4
 """Of which a view has rows."""
+_MOST_STATES = 4
+"""Of nodes without a row that are named."""
 _NOTICED_SHARE = 0.05
 """The least share of the time that an activity must have had to be named."""
 
@@ -136,10 +138,11 @@ class RankTable:
 
 
 def nodes_shown(nodes: Sequence[NodeView]) -> tuple[tuple[NodeView, ...], str]:
-    """As many as a view has room for, those that are not ready before others, and the rest in words."""
+    """As many as a view has room for, those that are neither ready nor done before others, and the rest in words."""
     if len(nodes) <= _MOST_NODES:
         return tuple(nodes), ""
-    chosen = set(sorted(range(len(nodes)), key=lambda place: nodes[place].doing == "ready")[:_MOST_NODES])
+    as_wanted = [node.doing == "ready" or node.phase == PodPhase.SUCCEEDED for node in nodes]
+    chosen = set(sorted(range(len(nodes)), key=lambda place: as_wanted[place])[:_MOST_NODES])
     rest = Counter(node.doing or node.phase for place, node in enumerate(nodes) if place not in chosen)
     states = ", ".join(f"{count} {state}" for state, count in rest.most_common(_MOST_STATES))
     return tuple(nodes[place] for place in sorted(chosen)), f"and {rest.total()} more: {states}"

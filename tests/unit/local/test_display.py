@@ -22,6 +22,7 @@ from ddpjob_operator.local.observed import (
     NodeView,
     RankTable,
     RunView,
+    nodes_shown,
     progress_in_words,
     rank_table,
     seconds_in_words,
@@ -227,6 +228,12 @@ def test_of_many_pods_those_that_are_not_ready_are_shown_and_the_others_counted(
     assert [line.split()[0] for line in shown if "Unschedulable" in line] == ["7", "1023"]
     assert shown[-1] == "and 1008 more: 1008 ready"
     assert len(shown) < 24
+
+
+def test_a_pod_that_waits_is_shown_before_those_that_are_done() -> None:
+    done = [NodeView(rank, f"{JOB}-0-{rank}", "Succeeded", None, None, "", None, NODE) for rank in range(20)]
+    waits = NodeView(20, f"{JOB}-0-20", "Pending", None, None, "Unschedulable", None)
+    assert nodes_shown((*done, waits)) == ((*done[:15], waits), "and 5 more: 5 Succeeded")
 
 
 def test_the_slowest_ranks_and_the_goodput_by_cause_are_shown() -> None:
