@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 RELAYED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -19,13 +20,19 @@ def main(address: str, *command: str) -> int:
     """Have `server.py` fork a process that runs the command; its exit code, negative if a signal ended it."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
+
+        def relay(number: int, _: object) -> None:
+            with suppress(OSError):  # it has ended
+                server.send(bytes([number]))
+
         for number in RELAYED:
-            signal.signal(number, lambda number, _: server.send(bytes([number])))
+            signal.signal(number, relay)
         socket.send_fds(server, [b"F"], [1, 2])
         request = {"command": command, "folder": str(Path.cwd()), "environment": dict(os.environ)}
         server.sendall(json.dumps(request).encode() + b"\n")
         with server.makefile() as lines:
-            return int([*lines][-1])
+            lines.readline()  # its pid
+            return int(lines.readline())  # no further: the end may be an error, of a signal that came too late for it
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import children  # beside this script
@@ -63,7 +64,7 @@ def start(client: socket.socket) -> Request:
         client.sendall(b"%d\n" % pid)
     code = relay(client, pid)
     with contextlib.suppress(OSError):
-        client.sendall(str(code).encode())
+        client.sendall(b"%d\n" % code)
     os._exit(0)
 
 
@@ -97,7 +98,9 @@ if __name__ == "__main__":
     gc.freeze()  # a process that ends does not look through all of torch for garbage
     children.fork_children()
     address = socket.socket(socket.AF_UNIX)
-    address.bind(sys.argv[1])
+    unseen = Path(f"{sys.argv[1]}.new")
+    address.bind(str(unseen))
     address.listen(64)
+    unseen.rename(sys.argv[1])  # a client that sees it may connect
     asked_for = serve(address)
     children.run(asked_for["command"])

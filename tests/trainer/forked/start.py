@@ -4,6 +4,7 @@ imported.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -83,7 +84,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            self._server.send(bytes([number]))
+            with contextlib.suppress(ConnectionError):  # it has ended since
+                self._server.send(bytes([number]))
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
