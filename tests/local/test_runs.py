@@ -307,8 +307,10 @@ def _once_more(run: Started, number: signal.Signals) -> None:
 def test_two_signals_of_one_request_let_ranks_save(run_job: Any) -> None:
     run = run_job(DIGITS | held(STEPS // 4, EPOCHS))
     run.wait_for("loss")
+    run.process.send_signal(signal.SIGSTOP)  # it gets both at once, however late this test sends the second
     run.process.send_signal(signal.SIGHUP)
     run.process.send_signal(signal.SIGTERM)  # another one, as the kernel would join two of the same kind
+    run.process.send_signal(signal.SIGCONT)
     for pod in ("digits-0-0", "digits-0-1"):
         wait_for_log(run, "stopping: SIGTERM to 1 ranks", pod)
     let_go(run.shared)
