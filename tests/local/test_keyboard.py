@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.browser import Tab, browser, new_tab
-from tests.support.waiting import eventually_async
 from tests.unit.page.conftest import Folder
 
 from ddpjob_operator.page.folder import FolderSource
@@ -93,11 +91,7 @@ async def test_a_key_copies_a_command_and_the_focus_stays_when_the_page_is_made_
     await tab.open(f"{url}/jobs/local/{JOBS[0]}")
     await to(tab, "#commands .copy")
     await tab.press(key)
-
-    async def copied() -> bool:
-        return bool(await tab.run("document.getElementById('announcer').textContent === 'Copied'"))
-
-    await eventually_async(copied, "it says that it has copied")
+    await tab.comes_true("document.getElementById('announcer').textContent === 'Copied'", "it says that it has copied")
     command = await tab.run("document.activeElement.dataset.copy")
     assert command.startswith("tail -f ")
     assert await tab.run("navigator.clipboard.readText()") == command
@@ -127,7 +121,5 @@ async def to(tab: Tab, selector: str) -> None:
 
 
 async def arrived(tab: Tab, path: str) -> None:
-    async def there() -> Any:
-        return await tab.run(f"location.pathname + location.search === {path!r} && document.readyState === 'complete'")
-
-    await eventually_async(there, f"{path} is opened")
+    there = f"location.pathname + location.search === {path!r} && document.readyState === 'complete'"
+    await tab.comes_true(there, f"{path} is opened")

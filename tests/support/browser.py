@@ -60,11 +60,8 @@ class Tab:
         await self.call("Emulation.setDeviceMetricsOverride", **screen)
         await self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         await self.call("Page.navigate", url=url)
-
-        async def loaded() -> bool:
-            return bool(await self.run("location.href !== 'about:blank' && document.readyState === 'complete'"))
-
-        await eventually_async(loaded, f"{url} is loaded")
+        is_loaded = "location.href !== 'about:blank' && document.readyState === 'complete'"
+        await self.comes_true(is_loaded, f"{url} is loaded")
 
     async def run(self, script: str) -> Any:
         """What a JavaScript expression, or the promise that it is, has as its value."""
@@ -83,6 +80,17 @@ class Tab:
         async def look() -> bool:
             try:
                 return holds(await self.text(selector))
+            except DocumentLeft:
+                return False
+
+        await eventually_async(look, what)
+
+    async def comes_true(self, script: str, what: str) -> None:
+        """Until a JavaScript expression is true, in this document or in one that the tab goes on to."""
+
+        async def look() -> bool:
+            try:
+                return bool(await self.run(script))
             except DocumentLeft:
                 return False
 
