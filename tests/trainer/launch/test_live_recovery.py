@@ -15,7 +15,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 from tests.trainer.launch.conftest import Pod, StartPod
-from tests.trainer.live.live_tasks import FAILS_AT, SEEN
+from tests.trainer.live.live_tasks import FAILS_AT, HELD, SEEN
 from tests.trainer.live.pods import PATH, events, live_environment
 
 from ddp_trainer.contract import processes
@@ -225,10 +225,10 @@ def test_a_pod_that_is_asked_to_stop_before_it_trains_has_left(start_pod: StartP
 
 def test_a_pod_whose_step_outlasts_the_grace_period_has_left(start_pod: StartPod, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    args = ("--task-options", "ranks=1", "--task-options", "seconds=3")
+    args = ("--task-options", "ranks=1", "--task-options", f"killed_after={KILLED_AFTER}")
     env = {"DDPJOB_SHUTDOWN_SECONDS": "0.1", "DDPJOB_NODES": "2"}
     pods = [start(start_pod, node_rank, shared, *args, **env) for node_rank in range(2)]
-    eventually(lambda: pods[1].status()["step"], "training has begun")
+    eventually((shared / HELD).exists, "a step has begun that does not end")
     pods[1].process.send_signal(signal.SIGTERM)
     assert pods[1].wait() == 143
     assert pods[1].message["reason"] == "Left"

@@ -21,6 +21,7 @@ PATIENCE_SECONDS = 180.0
 FAILS_AT = 10
 SEEN = "seen"
 VICTIM = "victim"
+HELD = "held"
 """Files of the volume."""
 
 
@@ -109,7 +110,8 @@ def _await_witness() -> None:
 
 class Victim:
     """If this is the first process of the last rank, it goes no further than `last_step` steps, until it is killed: it
-    is not at the end before that. The process that takes its place goes on. Made at the first step.
+    is not at the end before that, and HELD says that it is there. The process that takes its place goes on. Made at the
+    first step.
     """
 
     def __init__(self, last_step: int) -> None:
@@ -124,6 +126,7 @@ class Victim:
     def step(self) -> None:
         """The next step begins."""
         if self._is_it and self._left == 0:
+            Path(os.environ["DDPJOB_SHARED"], HELD).touch()
             time.sleep(PATIENCE_SECONDS)
             raise AssertionError(f"it was not killed within {PATIENCE_SECONDS} s")
         self._left -= 1
