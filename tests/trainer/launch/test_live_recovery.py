@@ -164,8 +164,8 @@ def test_a_warm_spare_takes_the_place_of_a_lost_pod_in_the_same_attempt(
     place(tmp_path / "place", attempt=0, node_rank="none", nodes=2)
     spare = start(start_pod, 0, shared, *args, DDPJOB_NODES="2", DDPJOB_ASSIGNMENT_DIR=str(tmp_path / "place"))
     eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
-    assert spare.status()["phase"] == "spare"
-    (warm,) = processes.descendants(spare.process.pid)
+    eventually(lambda: spare.status()["phase"] == "spare", "the spare waits")
+    (warm,) = eventually(lambda: processes.descendants(spare.process.pid), "a torchrun is prepared")
     os.kill(pods[killed].pids()[killed], signal.SIGKILL)
     assert pods[killed].wait() == 1
     place(tmp_path / "place", attempt=0, node_rank=killed, nodes=2)

@@ -159,7 +159,7 @@ def test_a_survivor_and_a_spare_go_on_in_their_pods_to_the_same_bits(start_pod, 
     assert (seen["attempt"], seen["ranks"], seen["ended"]["reason"]) == (0, [], "PeerLost")
     assert seen["step"] >= 14
     ready = eventually(lambda: processes.children(survivor.process.pid), "a torchrun is prepared")
-    assert spare.status()["phase"] == "spare"
+    eventually(lambda: spare.status()["phase"] == "spare", "the spare waits")
 
     place(folders[0], attempt=1, node_rank=0, nodes=2)
     place(folders[2], attempt=1, node_rank=1, nodes=2)
