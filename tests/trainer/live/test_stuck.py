@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,21 @@ def test_what_was_waited_before_does_not_count() -> None:
     time.sleep(SECONDS)
     stuck.reset()
     assert not stuck.look()
+
+
+def test_a_process_that_stood_still_has_not_waited_for_all_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its main thread could not go on, either, and the look comes first. If it then does not, it is stuck."""
+    now = [1000.0]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], clock_gettime=lambda clock: 7.0, pthread_getcpuclockid=lambda thread: 0
+    )
+    monkeypatch.setattr(connections, "time", clock)
+    stuck = Stuck()
+    found = []
+    for seconds in (0.0, 10 * SECONDS, 0.4 * SECONDS, 0.4 * SECONDS):
+        now[0] += seconds
+        found.append(stuck.look())
+    assert found == [False, False, False, True]
 
 
 class Storage:

@@ -105,18 +105,25 @@ class Stuck:
     def __init__(self) -> None:
         self._thread = threading.main_thread().ident or 0
         self._clock = time.pthread_getcpuclockid(self._thread)
-        self._used = self._since = 0.0
+        self._used = self._since = self._looked_at = 0.0
 
     def reset(self) -> None:
         """The group is left, or whole."""
         self._since = 0.0
 
     def look(self) -> bool:
-        """To be asked again and again while a rank of the group is lost."""
+        """To be asked again and again while a rank of the group is lost.
+
+        A process that stood still, or got no processor, has not waited: its main thread may go on right after a look
+        that comes first. So no more than half of STUCK_SECONDS counts between two looks.
+        """
         used, now = time.clock_gettime(self._clock), time.monotonic()
         waits = awaits_storage(self._thread) or _compiles(self._thread)
         if not self._since or used - self._used > IDLE_SECONDS or waits:
             self._used, self._since = used, now
+        else:
+            self._since += max(0.0, now - self._looked_at - STUCK_SECONDS / 2)
+        self._looked_at = now
         return now - self._since >= STUCK_SECONDS
 
 
