@@ -20,6 +20,7 @@ from ddp_trainer.live import connections, watch
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
+from ddp_trainer.rank.storage_waits import awaits_storage
 from ddp_trainer.snapshots.saving import BackgroundWriter
 
 SECONDS = 1.0
@@ -68,11 +69,25 @@ def test_a_rank_that_waits_for_a_lost_one_ends(left: Membership, kills: Kills) -
     assert set(kills.signals) == {signal.SIGKILL}
 
 
-def test_a_rank_that_waits_for_its_snapshot_does_not(left: Membership, kills: Kills) -> None:
+def test_a_rank_that_waits_for_its_snapshot_does_not(
+    left: Membership, kills: Kills, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = threading.get_ident()
+    saved: list[int] = []
+
+    def save() -> None:
+        eventually(lambda: awaits_storage(main), "the rank waits")
+        time.sleep(SECONDS)
+        monkeypatch.setattr(connections, "STUCK_SECONDS", SECONDS)
+        time.sleep(3 * SECONDS)
+        saved.append(7)
+
+    monkeypatch.setattr(connections, "STUCK_SECONDS", PATIENCE_SECONDS)  # however long it takes to begin
     lost_one(left)
     writer = BackgroundWriter()
-    writer.start(7, 0.0, lambda: time.sleep(3 * SECONDS))
-    assert writer.wait(PATIENCE_SECONDS)
+    writer.start(7, 0.0, save)
+    assert writer.wait(2 * PATIENCE_SECONDS)
+    assert saved
     assert not kills.signals
 
 
@@ -100,10 +115,20 @@ def test_a_rank_that_leaves_after_the_others_have_ended_does_not(
 def test_a_rank_that_notes_the_end_of_training_does_not(
     left: Membership, kills: Kills, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    noted: list[Register] = []
+
+    def finish(register: Register) -> None:
+        time.sleep(SECONDS)
+        monkeypatch.setattr(connections, "STUCK_SECONDS", SECONDS)
+        time.sleep(3 * SECONDS)
+        noted.append(register)
+
+    monkeypatch.setattr(connections, "STUCK_SECONDS", PATIENCE_SECONDS)  # however long it takes to begin
     lost_one(left)
     monkeypatch.setattr(dist, "barrier", lambda async_op: Asleep())
-    monkeypatch.setattr(Register, "finish", lambda _: time.sleep(3 * SECONDS))
+    monkeypatch.setattr(Register, "finish", finish)
     left.close()
+    assert noted
     assert not kills.signals
 
 
