@@ -27,7 +27,7 @@ from tests.support.alerts import Fired, fired, shortened_file
 from tests.support.local_run import new_job
 from tests.support.tiers import program
 from tests.support.tmpfs import small_tmpfs
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddpjob_operator import metrics
 from ddpjob_operator.local.observed import RunView
@@ -155,7 +155,7 @@ def watching(folder: Path, volume: Path, runs: Collection[Shown]) -> Iterator[Pr
 
 async def until_fired(server: Prometheus, expected: Fired, display: Shown) -> None:
     await asyncio.to_thread(
-        eventually, lambda: expected <= fired(server), f"{sorted(expected)} fire", 60,
+        eventually, lambda: expected <= fired(server), f"{sorted(expected)} fire", PATIENCE_SECONDS,
         lambda: [sorted(fired(server)), display.status.model_dump(), *server.scrape_errors()],
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from ddpjob_operator.local.processes import LocalPod, make_scratch
 
 pytestmark = pytest.mark.local
 
-SECONDS = 30.0
+SECONDS = 120.0
 ORPHANS = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]

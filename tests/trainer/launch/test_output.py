@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from tests.trainer.launch.conftest import StartPod
 
 from ddp_trainer.contract.environment import PodEnvironment
@@ -38,8 +38,9 @@ def named(pod: PodEnvironment, tmp_path: Path) -> PodEnvironment:
 
 
 @pytest.fixture
-def _streams_come_back() -> Iterator[None]:
-    """Standard output and error of this process, which a copy takes over."""
+def _streams_come_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Standard output and error of this process, which a copy takes over. Its end waits for a disk that is busy."""
+    monkeypatch.setattr(output, "CLOSE_SECONDS", PATIENCE_SECONDS)
     kept = [os.dup(number) for number in (1, 2)]
     yield
     for number, before in zip((1, 2), kept, strict=True):

@@ -55,7 +55,7 @@ def test_an_address_of_ip_version_6_is_understood() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
-        await_endpoint(f"[::1]:{listener.getsockname()[1]}", 5)
+        await_endpoint(f"[::1]:{listener.getsockname()[1]}", 60)
 
 
 OURS = ["--nnodes=2", "--shutdown-timeout=45", "--module", "ddp_trainer.rank.worker", "script", "train.py"]

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.local.network import fetch_status, free_port
@@ -60,7 +61,7 @@ def test_a_port_that_is_listened_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_answer_of_version_1_is_taken() -> None:
     with answering(200, b'{"version": 1, "step": 7}') as port:
-        assert fetch_status(port) == TrainerReport(step=7)
+        assert fetch_status(port, PATIENCE_SECONDS) == TrainerReport(step=7)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_an_answer_of_version_1_is_taken() -> None:
 )
 def test_any_other_answer_is_none(status: int, body: bytes) -> None:
     with answering(status, body) as port:
-        assert fetch_status(port) is None
+        assert fetch_status(port, PATIENCE_SECONDS) is None
 
 
 def test_nobody_listening_is_none() -> None:

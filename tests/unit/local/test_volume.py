@@ -64,7 +64,7 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
         looks = threading.Thread(target=lambda found=found: found.append(has_written_files(tmp_path, "digits")))
         looks.daemon = True
         looks.start()
-        looks.join(10)
+        looks.join(60)
         assert found == [True]
 
 
