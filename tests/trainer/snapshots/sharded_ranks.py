@@ -249,7 +249,7 @@ def one_rank_loses_what_it_wrote(out: Path) -> Any:
 
 def the_disk_of_one_rank_hangs(out: Path) -> Any:
     """Rank 1 is still writing its part of step 2 when rank 0 has given it up, and until step 6 is done."""
-    run = Run(out / "hung", attempt=0, save_timeout=2)
+    run = Run(out / "hung", attempt=0, save_timeout=6)
     run.resume()
     write, released = sharded.StagedShard.write, threading.Event()
     written: list[bool] = []
