@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
@@ -290,9 +291,11 @@ def test_credentials_that_stay_refused_are_read_again_after_growing_waits(
     """kopf logs in at once after each 401, and tries again with a new connection, as fast as the server answers."""
 
     async def check(api: Api) -> None:
+        began = time.monotonic()
         await until(lambda: len(api.queries) >= 2, "it is refused, and logs in again")
         await asyncio.sleep(1.0)
-        assert len(api.queries) <= 6
+        # of those that it waits for, on a busy machine too: kopf alone asks hundreds of times a second
+        assert len(api.queries) <= 6 * max(1.0, time.monotonic() - began)
         assert watches() == {JOBS, PODS}, "they go on once the credentials are good"
 
     under_kopf(tmp_path, monkeypatch, check, api=lambda: Api(lists=[401]), backoffs=Short())
