@@ -58,16 +58,22 @@ def _runs(record: JobRecord) -> bool:
 
 def record_of(shared: Shared, name: str) -> JobRecord:
     """A job by its status file, or without one by its events."""
-    found = shared.json(status_file(shared.root, name))
+    path = status_file(shared.root, name)
+    found = shared.json(path)
     given = found.get("status")
     if isinstance(given, dict):
         status = parse_status(given)
         running = status.is_final or files.is_running(shared, name)
+        if not running and isinstance((again := shared.json(path)).get("status"), dict):
+            # it may have ended since the file was read, which then says how
+            found, status = again, parse_status(again["status"])
+            running = status.is_final
         phase = str(status.phase or Phase.PENDING) if running else STOPPED
         created = _created(found)
     else:
+        running = files.is_running(shared, name)  # asked before its events, of which the last says how it has ended
         events = files.outline_of_events(shared, name)
-        status, phase = _status_by_events(events, files.is_running(shared, name))
+        status, phase = _status_by_events(events, running)
         created = files.moment(events[0].get("time")) if events else None
     return JobRecord(
         namespace=NAMESPACE,

@@ -88,6 +88,20 @@ def test_a_run_whose_process_is_gone_has_stopped(folder: Folder) -> None:
     assert "The same command as before resumes it from the snapshot of step 40." in answer.text()
 
 
+def test_a_run_that_ends_while_it_is_looked_at_has_not_stopped(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how it has ended, and then its process is gone: both may be after its status was read."""
+
+    def ends(*_: object) -> bool:
+        folder.status("digits", **RUNNING | {"phase": "Succeeded"})
+        folder.events("events", {"event": "started", "step": 0}, {"event": "finished", "step": 9})
+        return False
+
+    folder.status("digits", **RUNNING)
+    folder.events("events", {"event": "started", "step": 0})
+    monkeypatch.setattr(files, "is_running", ends)
+    assert [record_of(Shared(folder.root), name).phase for name in ("digits", "events")] == ["Succeeded", "Succeeded"]
+
+
 def test_a_job_without_a_status_is_known_by_its_events(folder: Folder) -> None:
     folder.events("digits", {"event": "started", "step": 0, "totalSteps": 9}, {"event": "epoch", "step": 4})
     found = record_of(Shared(folder.root), "digits")
