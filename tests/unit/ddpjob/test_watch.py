@@ -171,11 +171,16 @@ async def test_who_waits_so_many_seconds_waits_no_longer_for_a_server_that_is_aw
     monkeypatch.setattr("ddpjob.handle._SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr("ddpjob_operator.follow.outage.SECONDS_BETWEEN_TRIES", 0.01)
     away = web.json_response({"kind": "Status", "reason": "ServiceUnavailable"}, status=503)
-    server.answers = [ok(job(phase="Running")), ok(job(phase="Running")), away]
+    server.answers = [ok(job(phase="Running"))]
     async with await AsyncJob.get("train", namespace="default") as found:
-        with pytest.raises(TimeoutError):
-            await found.wait(0.5)
-    assert len(server.asked) > 4, "it tried again"
+        for seconds in (0.5, 5.0, 50.0):  # a busy machine may take half a second for one question
+            before = len(server.asked)
+            server.answers = [ok(job(phase="Running")), ok(job(phase="Running")), away]
+            with pytest.raises(TimeoutError):
+                await found.wait(seconds)
+            if len(server.asked) > before + 3:
+                break
+    assert len(server.asked) > before + 3, "it tried again"
 
 
 async def test_a_job_that_is_gone_ends_the_watching(server: Server, client: Client, notebook: Outputs) -> None:
