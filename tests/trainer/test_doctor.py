@@ -59,6 +59,26 @@ def test_a_wrong_result_names_its_rank_and_a_missing_volume_says_what_to_do(monk
 
 
 @pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ([5.0, 0.25, 3.0, 5.0, 5.0], "ok   clocks: 0.250 s apart"),
+        ([5.0, 4.0, 6.0, 5.0, 5.0], "FAIL clocks: 4.000 s apart; synchronise them (NTP)"),
+    ],
+)
+def test_a_rank_that_reads_its_clock_late_has_no_wrong_one(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float], said: str
+) -> None:
+    readings = iter(seconds)
+
+    def gather(times: list[float | None], own: float) -> None:
+        times[:] = [1000.0, 1000.0 + next(readings)]
+
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    assert str(doctor.clocks(World(size=2))).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("variable", "asked", "known"),
     [
         ("GLOO_SOCKET_IFNAME", "eth0", True),
