@@ -21,7 +21,7 @@ def test_a_worker_says_where_a_test_stood_that_took_too_long(tmp_path: Path) -> 
         "-n",
         "1",
         "--max-worker-restart=0",
-        "--timeout=1",
+        "--timeout=3",
         "--timeout-method=thread",
         "--rootdir",
         str(tmp_path),
