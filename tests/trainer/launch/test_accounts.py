@@ -198,3 +198,31 @@ def test_of_many_nodes_that_give_no_account_few_are_named() -> None:
     message = gang_watch._absent(range(1, 1024), ())["message"]
     assert " 14, 15, 16 and 1007 more gives no account" in message
     assert len(message) < 500
+
+
+def test_a_pod_that_stood_still_does_not_count_that_time_as_silence_of_its_ranks(pod, monkeypatch) -> None:
+    """As on a paused node. It may be asked before its ranks, and its launcher's own look, have gone on."""
+    pod, began = replace(pod, nodes=1), time.monotonic() - 1000.0
+    run_dir.register(pod.run_dir, 0, 0, os.getpid())
+    Heartbeat(heartbeat_dir(pod.run_dir), rank=0, local_rank=0, clock=lambda: began).flush()
+    monkeypatch.setattr(gang_watch, "STOOD_STILL_SECONDS", 400.0)  # longer than this test may take
+    monkeypatch.setattr(gang_watch, "OVERDUE_SECONDS", 400.0)
+    watch = GangWatch(pod)
+    monkeypatch.setattr(watch, "_take_stacks", dict)
+
+    def silent() -> float:
+        (rank,) = watch._account()["ranks"]
+        return rank["silentSeconds"]
+
+    assert not watch.stood_still(time.monotonic())
+    assert silent() >= 1000.0
+    watch.stood_still(time.monotonic() - 500.0)
+    found: list[bool] = []
+    look = threading.Timer(0.2, lambda: found.append(watch.stood_still(time.monotonic())))
+    look.start()
+    assert silent() < 400.0
+    look.join()
+    assert found == [True]
+    monkeypatch.setattr(gang_watch, "OVERDUE_SECONDS", 0.1)
+    watch._seen_at, watch._went_on_at = time.monotonic() - 500.0, -1e9
+    assert silent() >= 1000.0, "the launcher alone stands still"

@@ -103,16 +103,13 @@ class Supervisor:
                 relay.close()
 
     def _watch(self) -> None:
-        last = time.monotonic()
         tick = TICK_SECONDS if self._superseded is None else LOOK_SECONDS
         while self._agent_code is None:
             self._wait(tick)
             self._reap()
             now = time.monotonic()
-            if now - last > 10 * TICK_SECONDS:
-                # The whole pod stood still, as on a paused node: silence up to now says nothing about the ranks.
+            if self._gang.stood_still(now):
                 self._watch_from = now + self._pod.stall_min_seconds
-            last = now
             self._throttling.look(now)
             if self._memory.look(now):
                 log(f"{self._memory.problem(now)}; what the ranks report is written in the place of what was there")
