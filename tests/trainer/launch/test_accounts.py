@@ -216,13 +216,20 @@ def test_a_pod_that_stood_still_does_not_count_that_time_as_silence_of_its_ranks
 
     assert not watch.stood_still(time.monotonic())
     assert silent() >= 1000.0
-    watch.stood_still(time.monotonic() - 500.0)
+    watch.stood_still(time.monotonic() - 990.0)  # ten seconds after it began
     found: list[bool] = []
     look = threading.Timer(0.2, lambda: found.append(watch.stood_still(time.monotonic())))
     look.start()
     assert silent() < 400.0
     look.join()
     assert found == [True]
+    for _ in range(gang_watch.MOST_PAUSES):
+        watch.stood_still(time.monotonic() - 401.0)
+        assert watch.stood_still(time.monotonic())
+    assert silent() < 400.0, "it stood still several times"
+    watch._pauses = watch._pauses[-1:]
+    assert 500.0 < silent() < 1000.0, "what was before counts"
     monkeypatch.setattr(gang_watch, "OVERDUE_SECONDS", 0.1)
-    watch._seen_at, watch._went_on_at = time.monotonic() - 500.0, -1e9
+    watch._pauses = ()
+    watch.stood_still(time.monotonic() - 500.0)
     assert silent() >= 1000.0, "the launcher alone stands still"

@@ -33,6 +33,8 @@ STOOD_STILL_SECONDS: Final = 5.0
 """Ten times what is between two looks of a launcher. After a longer pause the whole pod stood still."""
 OVERDUE_SECONDS: Final = 3.0
 """For how long an account waits for a look that is overdue by so much: one comes at once where the pod goes on."""
+MOST_PAUSES: Final = 3
+"""Of the last so many the time does not count as silence. Where a pod stands still again and again, it does count."""
 STACK_BYTES: Final = 16 << 10
 """Of a rank's stacks in an account; the innermost frames come first."""
 LONGEST_PAUSE_SECONDS: Final = 15.0
@@ -62,8 +64,10 @@ class GangWatch:
         self._next_question = 0.0
         self._stopped_at: dict[int, float] = {}
         """By pid, since when each look has found the process stopped by a signal."""
-        self._seen_at, self._went_on_at = time.monotonic(), -1e9
-        """When the launcher last looked, and went on after its pod had stood still."""
+        self._seen_at = time.monotonic()
+        """When the launcher last looked."""
+        self._pauses: tuple[tuple[float, float], ...] = ()
+        """When the pod went on after it had stood still, and for how long it had, the last times."""
         self._missing_since: dict[int, float] = {}
         """The nodes that did not answer the last questions, and since when; as long as a rank of this node is late."""
         self._accounts = Accounts(pod, self._account) if pod.nodes > 1 else None
@@ -72,11 +76,11 @@ class GangWatch:
         """Whether the whole pod did until now, as on a paused node: silence before says nothing about its ranks. To be
         asked again and again.
         """
-        found = now - self._seen_at > STOOD_STILL_SECONDS
-        if found:
-            self._went_on_at = now
+        stood = now - self._seen_at
+        if stood > STOOD_STILL_SECONDS:
+            self._pauses = (*self._pauses, (now, stood))[-MOST_PAUSES:]
         self._seen_at = now
-        return found
+        return stood > STOOD_STILL_SECONDS
 
     def look(self, now: float, *, may_ask: bool) -> Stall | None:
         """The stall, if there is one; `now` is monotonic seconds. Without `may_ask` only one that others have found."""
@@ -208,18 +212,22 @@ class GangWatch:
         """For the other launchers; on the thread of `accounts`.
 
         A rank that has waited, and goes on now, is no longer late: by the last look it would be, with a stack that
-        waits for nobody. Nor is one whose pod stood still until now.
+        waits for nobody. Nor is one whose pod stood still until now: that time does not count.
         """
         self._await_look()
         now = time.monotonic()
         ranks, stacks = self._own_ranks(now, again=True), self._take_stacks()
-        ranks = [replace(rank, progress_at=max(rank.progress_at, self._went_on_at)) for rank in ranks]
+        ranks = [replace(rank, progress_at=min(now, rank.progress_at + self._stood(rank))) for rank in ranks]
         own = [_described(rank, stacks.get(rank.rank, ""), now) for rank in ranks]
         ended = [
             {"rank": rank, "phase": ENDED, "step": _step(self._pod.run_dir, rank)}
             for rank in _ended(self._pod.run_dir).values()
         ]
         return {"ranks": own + [one for one in ended if one["rank"] not in {rank.rank for rank in ranks}]}
+
+    def _stood(self, rank: Rank) -> float:
+        """For how many seconds the pod stood still after the last progress of a rank."""
+        return sum(seconds for went_on_at, seconds in self._pauses if went_on_at > rank.progress_at)
 
     def _await_look(self) -> None:
         """Where the pod stood still, this thread may be the first to go on, and the launcher's look tells."""
