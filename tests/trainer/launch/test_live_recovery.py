@@ -160,12 +160,12 @@ def test_a_warm_spare_takes_the_place_of_a_lost_pod_in_the_same_attempt(
     start_pod: StartPod, tmp_path: Path, unbroken_losses: dict[int, float], place: Callable[..., None], killed: int
 ) -> None:
     shared, args = tmp_path / "shared", ("--strategy", "ddp", "--task-options", "ranks=2")
-    pods = [start(start_pod, node_rank, shared, *args, DDPJOB_NODES="2") for node_rank in range(2)]
     place(tmp_path / "place", attempt=0, node_rank="none", nodes=2)
     spare = start(start_pod, 0, shared, *args, DDPJOB_NODES="2", DDPJOB_ASSIGNMENT_DIR=str(tmp_path / "place"))
-    eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
     eventually(lambda: spare.status()["phase"] == "spare", "the spare waits")
     (warm,) = eventually(lambda: processes.descendants(spare.process.pid), "a torchrun is prepared")
+    pods = [start(start_pod, node_rank, shared, *args, DDPJOB_NODES="2") for node_rank in range(2)]
+    eventually(lambda: (pods[0].status()["step"] or 0) >= KILLED_AFTER, "training has begun")
     os.kill(pods[killed].pids()[killed], signal.SIGKILL)
     assert pods[killed].wait() == 1
     place(tmp_path / "place", attempt=0, node_rank=killed, nodes=2)
