@@ -67,12 +67,12 @@ def main(argv: Sequence[str]) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
         from torch.distributed.elastic.rendezvous import RendezvousError
-        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+        from ddp_trainer.rank import rendezvous
     except Exception as error:  # an OSError where a library of CUDA is missing
         write_agent_report(run_dir, {"torch": f"{type(error).__name__}: {error}"})
         raise
 
-    share_address(StaticTCPRendezvous)
     spare_helpers(SubprocessHandler)
     await_saves(SubprocessHandler, partial(_is_saving, run_dir), own.shutdown_seconds)
     if list(argv) == [PREPARED]:
@@ -81,10 +81,12 @@ def main(argv: Sequence[str]) -> int:
     reserve_agent_report(run_dir)
     known = torchrun.get_args_parser().format_help()
     arguments = torchrun.parse_args(understood(argv, known))  # type: ignore[no-untyped-call]
+    is_first = int(arguments.node_rank) == 0
+    rendezvous.use(arguments)
     deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
     while True:
         try:
-            if int(arguments.node_rank) > 0:
+            if not is_first:
                 await_endpoint(arguments.rdzv_endpoint, deadline - time.monotonic())
             torchrun.run(arguments)  # type: ignore[no-untyped-call]
             return 0
@@ -109,25 +111,6 @@ def main(argv: Sequence[str]) -> int:
                 continue
             write_agent_report(run_dir, {"rendezvous": _cause(error)})
         return 1
-
-
-def share_address(rendezvous: Any) -> None:
-    """Have `rendezvous`, torchrun's static one, give all ranks the address of node rank 0 as MASTER_ADDR.
-
-    As of torch 2.13 the ranks of a node get the address that the node connects to. For all but the first that is the
-    job's Service, which has one port, and a script may open a store at another one, such as MASTER_PORT + 1. The c10d
-    rendezvous shares the address in the same way.
-    """
-    from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
-
-    join = rendezvous.next_rendezvous
-
-    def next_rendezvous(self: Any) -> Any:
-        joined = join(self)
-        address = RendezvousStoreInfo.build(self.rank, joined.store, self.master_addr, self.master_port)
-        return RendezvousInfo(joined.store, joined.rank, joined.world_size, address)
-
-    rendezvous.next_rendezvous = next_rendezvous
 
 
 def spare_helpers(handler: Any) -> None:
