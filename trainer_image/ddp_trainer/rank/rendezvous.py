@@ -32,6 +32,8 @@ class Rendezvous(StaticTCPRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Raises what the store does that is away or silent."""
         joined = super().next_rendezvous()
+        if self.world_size == 1:
+            return joined
         address = RendezvousStoreInfo.build(self.rank, joined.store, self.master_addr, self.master_port)
         return RendezvousInfo(joined.store, joined.rank, joined.world_size, address)
 

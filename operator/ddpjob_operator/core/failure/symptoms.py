@@ -292,7 +292,7 @@ _RANKS = (
         of=GENERAL | LOST,
     ),
     Symptom(
-        r"torchelastic/(role_info|assigned_ranks)/",
+        r"torchelastic/(role_info|assigned_ranks)/|keys: /[^/ ]{1,100}/MASTER_ADDR",
         "RendezvousFailed",
         "",
         of=LOST,

@@ -251,6 +251,12 @@ CASES = [
         "RendezvousFailed",
     ),
     case(
+        "torch/distributed/elastic/rendezvous/api.py",
+        "RendezvousFailed",
+        "the nodes did not find each other: DistStoreError: wait timeout after 600000ms, keys: /0b0c-3/MASTER_ADDR",
+        "RendezvousFailed",
+    ),
+    case(
         "c10d/TCPStore.cpp",
         "RendezvousFailed",
         "rank 0 raised torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/1",
@@ -564,6 +570,13 @@ def test_a_shortage_that_the_next_attempt_avoids_is_no_repetition() -> None:
     smallest = "rank 1 ran out of memory in step 9; there is no smaller one"
     assert not diagnose(Failure("OutOfMemory", lowered, Retry.YES)).deterministic
     assert diagnose(Failure("OutOfMemory", smallest, Retry.YES)).deterministic
+
+
+@pytest.mark.parametrize("key", ["MASTER_ADDR", "torchelastic/role_info/1", "torchelastic/assigned_ranks/1"])
+def test_of_a_node_that_waits_for_another_nobody_is_asked_to_look_for_a_busy_rank(key: str) -> None:
+    """None has begun: the ports may be closed between them."""
+    text = f"the nodes did not find each other: DistStoreError: wait timeout after 600000ms, keys: /0b0c-3/{key}"
+    assert diagnose(Failure("RendezvousFailed", text, Retry.YES)).advice == ADVICE["RendezvousFailed"]
 
 
 def test_every_entry_is_the_first_to_match_some_text() -> None:
