@@ -148,6 +148,16 @@ def test_a_lost_peer_is_not_acted_on_before_its_cause_had_time_to_show() -> None
     assert (after.last_failure.reason, after.last_failure.node_rank) == ("WorkerException", 1)
 
 
+@pytest.mark.parametrize("ago", [90.0, 10.0, -600.0], ids=["behind", "right", "ahead"])
+def test_a_job_without_a_restart_waits_for_the_cause_of_a_lost_peer_whatever_the_clock_of_its_node(ago: float) -> None:
+    """The node of the pod that still runs may be gone, which Kubernetes says after up to a minute."""
+    survivor = replace(failed(0, 1, "PeerLost", ago=ago), end_seen=later(-10))
+    job, pods = make_job(RUNNING, restart={"maxRestarts": 0}), seen(survivor, make_pod(1))
+    waiting = look(job, pods)
+    assert (waiting.status.phase, waiting.requeue_after) == (Phase.RUNNING, pytest.approx(50))
+    assert look(job, pods, 51).status.phase is Phase.FAILED
+
+
 def test_a_pod_that_is_deleted_with_grace_is_waited_for_and_then_blamed_once() -> None:
     going = make_pod(1, deleting=True, gone_by=later(60))
     peers = (failed(0, 143, "Preempted", ago=20), going)

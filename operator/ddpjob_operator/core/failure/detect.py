@@ -61,10 +61,11 @@ NOT_READMITTED = ("UnexpectedAdmissionError", "TopologyAffinityError")
 yet (kubernetes/kubernetes#125579), or what the pod has does not fit the NUMA nodes by a new computation (#123859). Also
 for a pod that it refuses at first.
 """
-_FORGOTTEN_BY_RUNTIME = ("Unknown", "ContainerStatusUnknown")
+_STATUS_UNKNOWN = "ContainerStatusUnknown"
+_FORGOTTEN_BY_RUNTIME = ("Unknown", _STATUS_UNKNOWN)
 """The kubelet's reasons for the end of a container that its runtime does not know any more, after a reboot. A kubelet
-also removes the containers of a pod that it evicts, often before it has read how they ended
-(kubernetes/kubernetes#122160).
+also removes the containers of a pod that it evicts, or that is deleted, often before it has read how they ended
+(kubernetes/kubernetes#122160): ContainerStatusUnknown, too.
 """
 _ENDED_BY_KUBELET = ("Evicted", "Preempting", "Terminated")
 
@@ -275,7 +276,8 @@ def end_of_restarted_node(pod: PodView) -> Failure | None:
     """The end of a pod whose node came back without its containers."""
     if pod.termination is None or pod.termination.message or pod.termination.reason not in _FORGOTTEN_BY_RUNTIME:
         return None
-    return _of_termination(pod, pod.termination)
+    found = _of_termination(pod, pod.termination)
+    return found if found.reason == NODE_REBOOTED else None
 
 
 def _stopped_by(pod: PodView) -> tuple[str, str] | None:
@@ -317,8 +319,10 @@ def _of_termination(pod: PodView, ended: Termination) -> Failure:
     fenced_by = _fenced_by(report) if ended.exit_code == EXIT_FENCED else None
     if fenced_by is not None:
         reason, retry = STATUS_RESTORED, Retry.YES
-    forgotten = reason == NODE_REBOOTED and pod.phase is PodPhase.FAILED and pod.reason in _ENDED_BY_KUBELET
-    only_a_trace = forgotten or reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
+    deleted = pod.deleting and ended.reason == _STATUS_UNKNOWN
+    evicted = pod.phase is PodPhase.FAILED and pod.reason in _ENDED_BY_KUBELET
+    removed = reason == NODE_REBOOTED and (deleted or evicted)
+    only_a_trace = removed or reason in TRACES_OF_A_STOP or (report is None and reason == "Failed")
     outside = _stopped_by(pod) if retry is Retry.YES and only_a_trace else None
     if outside:
         reason, message = outside

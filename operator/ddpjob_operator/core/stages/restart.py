@@ -156,10 +156,10 @@ def _until_cause_shows(look: Look, cause: Failure) -> float | None:
 
     The node of a pod that still runs may be gone, which is a disruption, and shows after up to a minute.
     """
-    pods = members(look)
-    if cause.reason not in CONSEQUENCES or cause.time is None or not any(pod.running for pod in pods):
+    pods, since = members(look), cause.seen or cause.time
+    if cause.reason not in CONSEQUENCES or since is None or not any(pod.running for pod in pods):
         return None
-    left = STRANDED_SECONDS - look.seconds_since(cause.time)
+    left = STRANDED_SECONDS - look.seconds_since(since)
     return until_lost(pods, patience(look), look.now) or (left if 0 < left <= STRANDED_SECONDS else None)
 
 

@@ -595,7 +595,8 @@ def test_a_disruption_is_said_in_the_words_of_who_caused_it() -> None:
         (EVICTED, "Evicted"),
         ({"reason": "Terminated"}, "Terminated"),
         ({}, "NodeRebooted"),
-        ({"deleting": True, "gone_by": later(30)}, "NodeRebooted"),
+        ({"deleting": True, "gone_by": later(30)}, "PodDeleted"),
+        (GOING | EVICTED, "Evicted"),
     ],
 )
 def test_a_kubelet_that_ended_a_pod_may_have_lost_its_containers(said: dict[str, Any], reason: str) -> None:
