@@ -1,8 +1,8 @@
-"""The operator, with the lag of its event loop in processor time: `python -m tests.api_server.processor_lag`.
+"""The operator, with the turns of its event loop in processor time: `python -m tests.api_server.processor_lag`.
 
-By the clock, a loop is late as well where its process waits for a core, of which another has nothing to say. What its
-thread computes between two looks a pause apart, less the pause, is at most what the turn took in which the second look
-was due.
+By the clock, a loop is late as well where its process waits for a core, of which another has nothing to say. Once it
+has one again, what came meanwhile is done one turn after the other, and a timer waits for all of them. So each turn is
+measured alone, which asyncio's own loop allows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ import time
 
 from ddpjob_operator import main, metrics
 
-PAUSE_SECONDS = 0.01
-
 
 async def measure_lag() -> None:
-    while True:
+    run = asyncio.Handle._run  # type: ignore[attr-defined]
+
+    def measured(handle: asyncio.Handle) -> None:
         before = time.thread_time()
-        await asyncio.sleep(PAUSE_SECONDS)
-        metrics.LOOP_LAG.observe(max(0.0, time.thread_time() - before - PAUSE_SECONDS))
+        run(handle)
+        metrics.LOOP_LAG.observe(time.thread_time() - before)
+
+    asyncio.Handle._run = measured  # type: ignore[attr-defined]
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     main.measure_lag = measure_lag
+    main._loop_factory = lambda: None
     sys.exit(main.main())
