@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,21 +76,16 @@ class Tab:
 
     async def until(self, selector: str, holds: Callable[[str], bool], what: str) -> None:
         """Until the text of an element is as it should be, in this document or in one that the tab goes on to."""
-
-        async def look() -> bool:
-            try:
-                return holds(await self.text(selector))
-            except DocumentLeft:
-                return False
-
-        await eventually_async(look, what)
+        await self._until(lambda: self.text(selector), holds, what)
 
     async def comes_true(self, script: str, what: str) -> None:
         """Until a JavaScript expression is true, in this document or in one that the tab goes on to."""
+        await self._until(lambda: self.run(script), bool, what)
 
+    async def _until(self, ask: Callable[[], Awaitable[Any]], holds: Callable[[Any], bool], what: str) -> None:
         async def look() -> bool:
             try:
-                return bool(await self.run(script))
+                return holds(await ask())
             except DocumentLeft:
                 return False
 
