@@ -16,12 +16,11 @@ import yaml
 from tests.support import forked_run
 from tests.support.command import COMMAND
 from tests.support.local_run import PACKAGES, environment, job_object
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from tests.trainer.forked.start import Forked, stop
 
 from ddp_trainer.contract import run_dir
 
-SECONDS = 120.0
 HERE = Path(__file__).parent
 
 
@@ -56,15 +55,15 @@ class Started:
 
     def until(self, look: Callable[[], object], what: str) -> None:
         """Until `look` is true; fails with all of the output if the run ends or hangs before that."""
-        eventually(lambda: self.process.poll() is not None or look(), what, SECONDS, instead=self.text)
+        eventually(lambda: self.process.poll() is not None or look(), what, instead=self.text)
         assert look(), f"it ended ({self.process.returncode}): no {what}\n{self.text()}"
 
     def end(self) -> int:
         """The exit code."""
         try:
-            return self.process.wait(SECONDS)
+            return self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"still running after {SECONDS} s:\n{self.text()}")
+            pytest.fail(f"still running after {PATIENCE_SECONDS} s:\n{self.text()}")
 
     def descendants(self) -> set[int]:
         """Every process under it, however its session is called."""

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.local.conftest import SECONDS
 from tests.support.local_run import environment
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.wheels import wheel
 
 pytestmark = pytest.mark.local
@@ -36,7 +36,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=SECONDS,
+        timeout=PATIENCE_SECONDS,
     )
     return done.returncode, done.stdout
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.tmpfs import small_tmpfs
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.local import container
@@ -23,7 +24,6 @@ from ddpjob_operator.local.processes import LocalPod, make_scratch
 
 pytestmark = pytest.mark.local
 
-SECONDS = 120.0
 ORPHANS = """
 import os, subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -69,7 +69,7 @@ async def start_pod(tmp_path: Path) -> AsyncIterator[StartPod]:
 
 async def output(pod: LocalPod, until: str) -> str:
     """The pod's log once it has `until`."""
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while until not in pod.log.read_text():
             assert not pod.ended, pod.log.read_text()
             await asyncio.sleep(0.01)
@@ -77,7 +77,7 @@ async def output(pod: LocalPod, until: str) -> str:
 
 
 async def ended(pod: LocalPod) -> LocalPod:
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await pod.wait()
     return pod
 
@@ -90,7 +90,7 @@ def fill(path: Path) -> None:
 
 
 async def happens(condition: Callable[[], bool], pod: LocalPod) -> None:
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             assert not pod.ended, pod.termination
             await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ import pytest
 from tests.support.ports import free_ports
 from tests.support.processes import all_end
 from tests.support.tiers import cannot_run, program
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "cluster" / "cluster.sh"
@@ -247,7 +247,7 @@ def test_up_after_a_ctrl_c_goes_on_where_it_was(control_plane: dict[str, str]) -
     )
     assert etcd > 0, "it ended before it could be interrupted"
     os.killpg(first.pid, signal.SIGINT)
-    assert first.wait(60) != 0
+    assert first.wait(PATIENCE_SECONDS) != 0
     assert up(control_plane).returncode == 0
     assert _daemons(control_plane)["etcd"] == etcd
 

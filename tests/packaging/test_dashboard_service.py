@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
 from tests.support import kubernetes_schemas
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.follow.doctor.operator import OPERATOR_LABEL, is_operator
 from ddpjob_operator.page.server import is_own_host
@@ -183,4 +184,6 @@ def test_the_program_needs_no_package_that_the_image_lacks() -> None:
     lock = (ROOT / "requirements" / "operator.txt").read_text()
     assert {"jinja2", "markupsafe", "aiohttp", "kubernetes"} <= set(re.findall(r"(?m)^([a-z0-9-]+)==", lock))
     hidden = "import sys; sys.modules.update(dict.fromkeys(('rich', 'typer', 'pathspec')))"
-    subprocess.run([sys.executable, "-c", f"{hidden}; import ddpjob_operator.page.__main__"], check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", f"{hidden}; import ddpjob_operator.page.__main__"], check=True, timeout=PATIENCE_SECONDS
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.tiers import cannot_run
+from tests.support.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "cluster" / "images.sh"
@@ -95,7 +96,7 @@ def test_without_an_index_of_the_cpu_build_of_torch_nothing_is_built(tmp_path: P
     """As on any machine that has Docker and no settings of pip: PyPI has the build with CUDA alone."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "TORCH"))}
     env |= {"PIP_CONFIG_FILE": os.devnull, "DDPJOB_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([SCRIPT, "trainer"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([SCRIPT, "trainer"], env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     if done.returncode == 3:
         cannot_run("images", done.stderr.strip().splitlines()[-1])
     assert (done.returncode, done.stdout) == (2, "")

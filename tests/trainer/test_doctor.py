@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.forked import start as forked
 
 from ddp_trainer import doctor
@@ -23,7 +24,7 @@ def examine(volume, module: tuple[str, ...], **environment: str) -> subprocess.C
         env=volume.environment(**environment),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
 

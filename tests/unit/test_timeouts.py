@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 HANGS = """
 import time
@@ -32,7 +34,7 @@ def test_a_worker_says_where_a_test_stood_that_took_too_long(tmp_path: Path) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     assert ended.returncode == 1
     assert "the line where it stands" in ended.stdout

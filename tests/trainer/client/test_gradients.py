@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.forked import start as forked
 from torch import nn
 
@@ -21,7 +22,9 @@ HERE = Path(__file__).parent
 def test_tensors_of_any_layout_and_type_get_the_values_of_rank_0(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"}
     command = forked.command(2, str(HERE / "odd_tensors.py"), str(tmp_path))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr[-8000:]
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert first["between"] == [1, 3, 5, 7]

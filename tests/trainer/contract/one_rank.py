@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -28,4 +30,4 @@ def run_rank(
         **variables,
     }
     command = [sys.executable, "-m", "ddp_trainer.rank.worker", kind, str(path) if kind == "script" else name]
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_SECONDS)

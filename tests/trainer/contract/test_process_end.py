@@ -55,7 +55,9 @@ def test_a_refusal_keeps_its_exit_code(module: str, arguments: list[str], tmp_pa
     (tmp_path / "sitecustomize.py").write_text(ABORTS)
     own = {name: value for name, value in os.environ.items() if not name.startswith("DDPJOB_")}
     own["PYTHONPATH"] = f"{tmp_path}:{ROOT / 'trainer_image'}"
-    ended = subprocess.run([sys.executable, "-m", module, *arguments], env=own, capture_output=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-m", module, *arguments], env=own, capture_output=True, timeout=PATIENCE_SECONDS
+    )
     assert ended.returncode == 64, ended.stderr.decode()
 
 

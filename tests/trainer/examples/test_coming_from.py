@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.ports import free_port
 from tests.support.starting import starts_processes
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.documented import ROOT, blocks, pattern
 from tests.trainer.examples.test_bring_your_script import lines
 from tests.trainer.examples.workbook import Example, Workbook
@@ -29,7 +30,7 @@ def test_a_script_with_mp_spawn_runs_before_and_afterwards_as_a_job(folder: Path
     checkpoint = folder / "checkpoint.pt"
     before = folder / "before.py"
     before.write_text(lines(DIFF, "-").replace("12355", str(free_port())))
-    subprocess.run(forked.command(0, str(before), "1"), cwd=folder, check=True, timeout=120)
+    subprocess.run(forked.command(0, str(before), "1"), cwd=folder, check=True, timeout=PATIENCE_SECONDS)
     checkpoint.unlink()
 
     (folder / "multigpu.py").write_text(lines(DIFF, "+"))

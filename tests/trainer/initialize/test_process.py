@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from tests.trainer.data_server import BODY, Web, left_over, refusing, whole
 
 from ddp_trainer.initialize.__main__ import Initializer, run
@@ -68,7 +68,7 @@ def test_the_exit_code_says_what_to_do_and_the_message_why(
     (shared / "circle").symlink_to("circle")
     given = task if isinstance(task, str) else {**task, "source": web.url}
     with process(shared, given) as found:
-        _, log = found.communicate(timeout=60)
+        _, log = found.communicate(timeout=PATIENCE_SECONDS)
     assert found.returncode == code, log.decode()
     if reason is None:
         assert not (shared.parent / "termination-log").exists()
@@ -87,7 +87,7 @@ def test_credentials_reach_neither_log_nor_message(web: Web, shared: Path, chang
     web.answer = refusing(403)
     source = change(f"{web.url.replace('//', '//me:c0ffee@')}?X-Amz-Signature=c0ffee")
     with process(shared, {"path": "d", "source": source}, HUB_TOKEN="hf_topsecret") as found:
-        _, log = found.communicate(timeout=60)
+        _, log = found.communicate(timeout=PATIENCE_SECONDS)
     for text in (log.decode(), json.dumps(reported(shared))):
         assert "c0ffee" not in text
         assert "topsecret" not in text
@@ -102,15 +102,15 @@ def test_one_that_is_killed_leaves_nothing_that_the_next_takes_for_data(web: Web
         request.end_headers()
         request.wfile.write(BODY)
         half_sent.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_SECONDS)
 
     web.answer = slow
     for number in (signal.SIGKILL, signal.SIGTERM):
         half_sent.clear()
         with process(shared, {"path": "digits.bin", "source": web.url}) as found:
-            assert half_sent.wait(60)
+            assert half_sent.wait(PATIENCE_SECONDS)
             found.send_signal(number)
-            found.communicate(timeout=60)
+            found.communicate(timeout=PATIENCE_SECONDS)
         assert not (shared / "digits.bin").exists()
     assert (found.returncode, reported(shared)["outcome"]) == (143, "Preempted")
     assert left_over(shared) == []
@@ -126,18 +126,18 @@ def test_two_that_ask_for_the_same_at_once_fetch_it_once(web: Web, shared: Path)
 
     def gated(request: http.server.BaseHTTPRequestHandler) -> None:
         asked.set()
-        go_on.wait(60)
+        go_on.wait(PATIENCE_SECONDS)
         whole(request)
 
     web.answer = gated
     task = {"path": "digits.bin", "source": web.url}
     with process(shared, task) as first:
-        assert asked.wait(60)
+        assert asked.wait(PATIENCE_SECONDS)
         with process(shared, task) as second:
             until_it_waits_for_a_lock(second)
             go_on.set()
-            _, log = second.communicate(timeout=60)
-            first.communicate(timeout=60)
+            _, log = second.communicate(timeout=PATIENCE_SECONDS)
+            first.communicate(timeout=PATIENCE_SECONDS)
     assert (first.returncode, second.returncode) == (0, 0)
     assert len(web.asked) == 1, log.decode()
     assert "waiting for another pod, which prepares digits.bin now" in log.decode()

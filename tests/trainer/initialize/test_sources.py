@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.initialize.sources import fetch
@@ -129,7 +130,7 @@ def initialize(source: str, server: str, folder: Path, **environment: str) -> tu
         "AWS_SECRET_ACCESS_KEY": "secret",
     }
     done = subprocess.run(
-        [sys.executable, "-m", "ddp_trainer.initialize"], env=own | settings | environment, timeout=120
+        [sys.executable, "-m", "ddp_trainer.initialize"], env=own | settings | environment, timeout=PATIENCE_SECONDS
     )
     return done.returncode, json.loads(log.read_text()) if log.exists() else None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.starting import starts_processes
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddp_trainer.contract.processes import Usage, is_active, usage
 from ddp_trainer.launch.activity import Activity
@@ -56,7 +57,7 @@ def test_an_idle_process_is_inactive_since_the_first_look_and_active_again_when_
     assert process.stdin is not None
     process.stdin.write("a line\n")
     process.stdin.flush()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while usage(process.pid).written == written and time.monotonic() < deadline:
         time.sleep(0.01)
     assert activity.by_pid([process.pid], 1020.0) == {process.pid: 1020.0}
@@ -66,7 +67,7 @@ def test_an_idle_process_is_inactive_since_the_first_look_and_active_again_when_
 def test_the_usage_of_a_process_includes_its_children() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))']); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while usage(parent.pid).cpu_seconds < 0.1 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert usage(parent.pid).cpu_seconds >= 0.1

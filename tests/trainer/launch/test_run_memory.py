@@ -62,7 +62,7 @@ heartbeat.enter("done")
         DDPJOB_STALL_MIN_SECONDS="5",
         DDPJOB_STALL_MAX_SECONDS="5",
     )
-    assert pod.wait(120) == 0, pod.log
+    assert pod.wait() == 0, pod.log
     assert pod.message["reason"] == "Completed"
     assert pod.message["step"] == 100
     assert len(pod.message["metrics"]) == 40
@@ -71,7 +71,7 @@ heartbeat.enter("done")
 
 def test_an_error_of_a_rank_is_on_record_with_all_memory_used_up(start_pod, memory):
     pod = start_pod(FILL + 'raise ValueError("x" * 40000)', DDPJOB_RUN_DIR=str(memory / "run"))
-    assert pod.wait(60) == 1
+    assert pod.wait() == 1
     assert (pod.message["reason"], pod.message["rank"]) == ("WorkerException", 0)
     assert pod.message["message"].startswith("rank 0 raised ValueError after step 1: xxx")
 
@@ -81,7 +81,7 @@ def test_a_write_that_fails_for_it_names_the_shared_memory_and_not_the_volume(st
         FILL + "fill = open(os.environ['DDPJOB_RUN_DIR'] + '/more', 'wb', buffering=0).write(bytes(4096))",
         DDPJOB_RUN_DIR=str(memory / "run"),
     )
-    assert pod.wait(60) == 1
+    assert pod.wait() == 1
     assert pod.message["reason"] == "DiskFull"
     assert "(/dev/shm of the pod, 4 MiB): raise its size" in pod.message["message"]
 

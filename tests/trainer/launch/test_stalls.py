@@ -106,7 +106,7 @@ WORK = (computes, computes_in_a_process_of_its_own, downloads, prints, writes)
 
 def test_a_script_that_does_not_report_itself_is_not_stalled_while_it_works(start_pod):
     pod = start_pod(f"{WORK}\nfor work in WORK: work()", DDPJOB_STALL_MIN_SECONDS="1", DDPJOB_STALL_MAX_SECONDS="4")
-    assert pod.wait(180) == 0, pod.log
+    assert pod.wait() == 0, pod.log
     assert pod.message["reason"] == "Completed"
 
 
@@ -128,7 +128,7 @@ def test_ranks_that_look_for_what_one_prepares_before_they_train_are_not_stalled
         DDPJOB_STALL_MIN_SECONDS="2",
         DDPJOB_STALL_MAX_SECONDS="4",
     )
-    assert pod.wait(180) == 0, pod.log
+    assert pod.wait() == 0, pod.log
     assert pod.message["reason"] == "Completed"
 
 
@@ -160,7 +160,7 @@ def test_a_loop_that_attaches_is_not_stalled_while_a_rank_works_and_the_others_w
         DDPJOB_STALL_MIN_SECONDS="2",
         DDPJOB_STALL_MAX_SECONDS="4",
     )
-    assert pod.wait(180) == 0, pod.log
+    assert pod.wait() == 0, pod.log
     assert pod.message["reason"] == "Completed"
 
 
@@ -171,7 +171,7 @@ def test_a_loop_that_attaches_is_stalled_once_a_rank_does_nothing_and_the_others
         DDPJOB_STALL_MIN_SECONDS="2",
         DDPJOB_STALL_MAX_SECONDS="4",
     )
-    assert pod.wait(120) == 1
+    assert pod.wait() == 1
     assert (pod.message["reason"], pod.message["rank"]) == ("Stalled", 0)
     assert "Stack of rank 0: work (train.py:" in pod.message["message"]
 
@@ -182,7 +182,7 @@ def test_a_script_that_does_not_report_itself_is_stalled_once_it_does_nothing(st
         DDPJOB_STALL_MIN_SECONDS="1",
         DDPJOB_STALL_MAX_SECONDS="2",
     )
-    assert pod.wait(120) == 1
+    assert pod.wait() == 1
     assert (pod.message["reason"], pod.message["rank"]) == ("Stalled", 0)
     assert "rank 0 stood in waits (train.py:3)" in pod.message["message"]
 

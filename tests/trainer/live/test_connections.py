@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 from torch.distributed import ProcessGroup, Work
 
 from ddp_trainer.contract.messages import peer_lost
@@ -27,9 +28,9 @@ from ddp_trainer.live.connections import Connections
 
 folder, rank, case = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 store = f"file://{folder}/store"
-dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=1000))
 group = dist.distributed_c10d._get_default_group()
-connections = Connections(timedelta(seconds=100))
+connections = Connections(timedelta(seconds=1000))
 connections.opened(group)
 large = torch.ones(100_000_000 if case == "half a message" else 1)
 dist.barrier()
@@ -66,7 +67,7 @@ def test_a_rank_goes_on_at_once(tmp_path: Path, case: str) -> None:
     command = [sys.executable, str(script), str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank), case], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     try:
-        printed, _ = ranks[0].communicate(timeout=80)  # the timeout of the group is 100 s
+        printed, _ = ranks[0].communicate(timeout=PATIENCE_SECONDS)  # the timeout of the group is 1,000 s
     finally:
         for process in ranks:
             process.kill()

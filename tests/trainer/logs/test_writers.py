@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
+from tests.support.waiting import PATIENCE_SECONDS
 from torch.utils.tensorboard import SummaryWriter
 
 from ddp_trainer.logs.writers import TensorBoard
@@ -79,7 +80,7 @@ def test_no_file_is_read_before_the_one_that_drops_what_an_earlier_attempt_logge
         full.setattr(SummaryWriter, "add_scalar", _refuse)
         with pytest.raises(OSError, match="No space left"):
             write(board, range(12, 13))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:  # the next points come at once
         try:
             write(board, range(13, 15))

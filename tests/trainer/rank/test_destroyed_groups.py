@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.train.volume import Volume
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +48,10 @@ print(any(first in kept for kept in _kept) and not has_grown, threads, files)
 def test_a_script_may_make_and_destroy_any_number_of_groups(tmp_path: Path) -> None:
     own = {**os.environ, "PYTHONPATH": str(ROOT / "trainer_image")}
     ended = subprocess.run(
-        [sys.executable, "-c", MANY, str(tmp_path / "store")], env=own, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", MANY, str(tmp_path / "store")],
+        env=own,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert ended.stdout.startswith("True"), ended.stdout + ended.stderr

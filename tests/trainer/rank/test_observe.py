@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.waiting import PATIENCE_SECONDS
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
@@ -737,7 +738,7 @@ optimizer = torch.optim.SGD([weight], lr=0.01)
 weight.sum().backward()
 optimizer.step()
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
     (beat,) = read_heartbeats(tmp_path)
     assert beat["step"] == 1
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.contract.one_rank import run_rank
 
 from ddp_trainer.contract import outcomes
@@ -245,7 +246,7 @@ def test_so_they_have_where_an_attached_script_leaves_as_preempted_under_plain_t
     leaves = f"from ddp_trainer.rank.stop_request import leave_as_preempted\nleave_as_preempted(3){UNCLOSED}"
     (tmp_path / "read").write_text("as it was")
     own = {**os.environ, "PYTHONPATH": str(ROOT / "trainer_image")}
-    ended = subprocess.run([sys.executable, "-c", leaves], env=own, cwd=tmp_path, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", leaves], env=own, cwd=tmp_path, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 143
     assert (tmp_path / "text").read_text().split() == ["1,2"]
     assert gzip.decompress((tmp_path / "text.gz").read_bytes()) == b"packed"

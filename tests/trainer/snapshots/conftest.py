@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.starting import starts_processes
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.fence import Fence
@@ -69,7 +70,7 @@ def volume(tmp_path: Path) -> Volume:
 def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run a script of this folder, or `-m module`, with the trainer importable and one thread of arithmetic."""
 
-    def run(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, timeout: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
         trainer = HERE.parents[2] / "trainer_image"
         environ = {**os.environ, "PYTHONPATH": str(trainer), "OMP_NUM_THREADS": "1"}
         command = [str(HERE / arg) if arg.endswith(".py") else arg for arg in args]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.starting import starts_processes
+from tests.support.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module", params=["step", "checkpoint"])
@@ -25,7 +26,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     environ = {**os.environ, "PYTHONPATH": str(here.parents[2] / "trainer_image")}
     volume = tmp_path_factory.mktemp("volume") / "digits"
     script = [sys.executable, str(here / "kill_points.py"), str(volume), request.param]
-    done = subprocess.run(script, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(script, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

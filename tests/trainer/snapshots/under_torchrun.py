@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.forked import start as forked
 
 HERE = Path(__file__).parent
@@ -20,7 +21,7 @@ def torchrun(ranks: int, script: str, out: Path, *scenarios: str) -> None:
         env={**os.environ, "PYTHONPATH": str(HERE.parents[2] / "trainer_image"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-8000:]

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import examples
+from tests.support.waiting import PATIENCE_SECONDS
 from torch.utils.data import Dataset, TensorDataset
 
 from ddp_trainer.client.batches import BatchPlan, micro_batches, share
@@ -224,7 +225,7 @@ def test_workers_are_told_to_leave_as_soon_as_nobody_needs_them(steps: int) -> N
 @pytest.mark.processes
 def test_workers_of_a_forkserver_outlive_the_sigterm_of_the_process_group() -> None:
     script = [sys.executable, str(Path(__file__).with_name("signalled_workers.py"))]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120, start_new_session=True)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=PATIENCE_SECONDS, start_new_session=True)
     assert (done.returncode, done.stdout) == (0, "loaded 8\n"), done.stderr
 
 

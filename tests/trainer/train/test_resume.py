@@ -11,9 +11,8 @@ from dataclasses import replace
 
 import pytest
 from tests.support.starting import starts_processes
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.train.volume import Volume
-
-DEADLINE = 120
 
 # Dropout, shuffled data, momentum and a schedule: all of it state. 23 steps an epoch, a snapshot every 7.
 STEPS = ("--max-steps", "40", "--scheduler", "cosine", "--warmup-steps", "5", "--micro-batch", "20")
@@ -119,14 +118,14 @@ def test_sigterm_to_one_rank_stops_all_after_the_same_step_with_a_snapshot_and_1
 
 def test_sigterm_to_the_whole_process_group_leaves_data_workers_time_for_the_last_steps(volume) -> None:
     process = replace(volume, fresh=True).start(2, "--task-options", "width=8", "--epochs", "1000", "--workers", "1")
-    until = time.monotonic() + DEADLINE
+    until = time.monotonic() + PATIENCE_SECONDS
     while process.poll() is None and time.monotonic() < until:
         if any((beat["step"] or 0) >= 5 for beat in volume.beats()):
             break
         time.sleep(0.05)
     # torchrun passes it on to the process groups of its ranks, in which the data workers are
     process.terminate()
-    _, stderr = process.communicate(timeout=DEADLINE)
+    _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert volume.newest_manifest()["kind"] == "preempted", stderr
     assert volume.events("preempted")[0]["step"] == volume.snapshot_steps()[-1] >= 5
 

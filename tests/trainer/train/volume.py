@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.forked import start as forked
 
 from ddp_trainer.logs.losses import read_losses
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-DEADLINE = 240
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Volume:
         }
 
 
-def finish(process: subprocess.Popen[str], seconds: float = DEADLINE) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str], seconds: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
     """Wait for the end, but not beyond the deadline. Ends what torchrun started, whatever happens here."""
     try:
         stdout, stderr = process.communicate(timeout=seconds)

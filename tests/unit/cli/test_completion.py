@@ -96,7 +96,7 @@ def test_a_node_is_asked_for_where_one_belongs_and_a_job_elsewhere() -> None:
 def test_without_a_cluster_there_are_no_names_and_no_messages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddpjob_operator.cli.main", "__complete", "get", ""]
     env = os.environ | {"KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import NoReturn
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.cli.main import main
 from ddpjob_operator.local.record import StatusFile
@@ -72,7 +73,7 @@ def newly_imported(*arguments: str, cwd: Path) -> set[str]:
     """The packages that a new process of the command imports."""
     command = [sys.executable, "-X", "importtime", "-m", "ddpjob_operator.cli.main", *arguments]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "operator"), str(ROOT / "trainer_image")])}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
 

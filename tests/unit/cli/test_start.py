@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.cli.start import PACKAGES
 
@@ -61,7 +62,7 @@ def interrupted(code: str, path: str, word: bytes) -> tuple[int, bytes]:
     assert process.stdout is not None
     assert process.stdout.read(len(word)) == word
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     return process.returncode, errors
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.support.waiting import eventually_async
+from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 from tests.unit.answers import Server, cut, ok, status
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
@@ -218,7 +218,7 @@ async def test_a_namespace_that_waits_for_its_calls_leaves_places_to_others(serv
     creates = [asyncio.create_task(shared.create("/api/v1/namespaces/tenant-a/pods", "pods", {})) for _ in range(64)]
     try:
         await eventually_async(taken, "three quarters of the places are taken")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await shared.get("/api/v1/namespaces/tenant-b/pods", "pods")
         assert len([request for request in server.asked if "/tenant-a/" in request.path]) == 6
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.support.waiting import PATIENCE_SECONDS
+
 from ddpjob_operator.runtime.turns import OneATurn
 
 
@@ -31,6 +33,6 @@ async def test_one_that_gives_up_holds_up_nobody() -> None:
     await asyncio.sleep(0)
     first.cancel()
     second.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await third
     assert (first.cancelled(), second.cancelled()) == (True, True)
