@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.waiting import PATIENCE_SECONDS
+from ddp_trainer.contract.unfinished import END_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,4 +30,5 @@ def run_rank(
         **variables,
     }
     command = [sys.executable, "-m", "ddp_trainer.rank.worker", kind, str(path) if kind == "script" else name]
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    # less than END_SECONDS: a rank that is ended by that limit has not ended by itself
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=0.8 * END_SECONDS)
