@@ -250,6 +250,9 @@ class Internal(APIModel):
     created.
     """
 
+    rule_excluded_nodes: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    """Those of excludedNodes that a rule with ExcludeNode excluded, for good."""
+
     node_names_refused: bool | None = None
     """Whether an autoscaler adds no node for pods that exclude nodes by name. They only prefer others since then."""
 

@@ -399,6 +399,7 @@ def _made_from(
         spec_digests=spec_digests,
         kept_pods=kept_pods,
         succeeded_nodes=succeeded,
+        rule_excluded_nodes=known.rule_excluded_nodes,
         node_names_refused=known.node_names_refused,
         initializer_disruptions=known.initializer_disruptions,
         reported_seconds=known.reported_seconds,

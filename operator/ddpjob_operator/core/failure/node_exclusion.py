@@ -14,7 +14,7 @@ from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
-from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.changes import recorded, with_rule_excluded_nodes
 from ddpjob_operator.core.values.look import Look
 
 NODES_KEPT = 64
@@ -27,13 +27,15 @@ FORGIVEN_SECONDS = 86400.0
 def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     """The status after `failure`; `exclude` is what a rule asks for."""
     policy, node = look.job.spec.restart, failure.node_name
-    status = forgiven(policy, look.status, look.now)
+    status = forgiven(look.status, look.now)
     if node is None or not (exclude or diagnose(failure).node_suspect):
         return status
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
     excluded = status.excluded_nodes
-    if exclude and node not in excluded:
-        excluded = (*excluded, node)
+    if exclude:
+        excluded = (*(name for name in excluded if name != node), node)
+        by_rule = (*(name for name in status.internal.rule_excluded_nodes if name != node), node)
+        status = with_rule_excluded_nodes(status, by_rule[-NODES_KEPT:])
     known = {*failures, *(pod.node_name for pod in look.observed.pods if pod.node_name is not None)}
     for name in sorted(_offenders(policy, failures), key=lambda name: (-failures[name], name)):
         if name not in excluded and known - {name, *excluded}:
@@ -51,7 +53,7 @@ def dated(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     return recorded(status, node_failure_times=dict.fromkeys(undated, now) | status.node_failure_times)
 
 
-def forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+def forgiven(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """`status` without the nodes that have not failed the job for a day: faults are mended, and a month of them would
     rule out every node. What a rule has excluded stays excluded.
     """
@@ -59,18 +61,18 @@ def forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStat
     old = {name for name, time in status.node_failure_times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
     if not old:
         return status
-    counted = _offenders(policy, status.node_failures) & old
+    free = old.difference(status.internal.rule_excluded_nodes)
     return recorded(
         status,
         node_failures={name: count for name, count in status.node_failures.items() if name not in old},
         node_failure_times={name: time for name, time in status.node_failure_times.items() if name not in old},
-        excluded_nodes=tuple(name for name in status.excluded_nodes if name not in counted),
+        excluded_nodes=tuple(name for name in status.excluded_nodes if name not in free),
     )
 
 
-def until_forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> float | None:
+def until_forgiven(status: DDPJobStatus, now: datetime) -> float | None:
     """Seconds until the first excluded node is used again; None if none will be."""
-    counted = _offenders(policy, status.node_failures) & {*status.excluded_nodes}
+    counted = {*status.excluded_nodes}.difference(status.internal.rule_excluded_nodes)
     times = [status.node_failure_times[name] for name in counted if name in status.node_failure_times]
     return min((FORGIVEN_SECONDS + 1 - (now - time).total_seconds() for time in times), default=None)
 

@@ -97,7 +97,7 @@ def _with_forgiven_nodes(look: Look) -> Plan | None:
     """Begin again where a pod waits for a node, and may use more of them than when it was created."""
     if not _may_be_forgiven(look):
         return None
-    status = forgiven(look.job.spec.restart, look.status, look.now)
+    status = forgiven(look.status, look.now)
     again = [name for name in look.status.excluded_nodes if name not in status.excluded_nodes]
     message = f"{', '.join(again)} may be used again, a day after the last failure there"
     if not again:
@@ -189,7 +189,7 @@ def _fill(look: Look) -> Plan:
             until_released(after),
             until_lost(look.observed.pods, patience(look), look.now),
             until_resized(after),
-            until_forgiven(look.job.spec.restart, after.status, look.now) if _may_be_forgiven(after) else None,
+            until_forgiven(after.status, look.now) if _may_be_forgiven(after) else None,
             until_filled(look),
             until_synced(look),
             until_no_place(look, pods),

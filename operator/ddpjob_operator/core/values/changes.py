@@ -112,6 +112,12 @@ def with_tries(status: DDPJobStatus, *, failures: int, disruptions: int) -> DDPJ
     return status.model_copy(update={"initializer_failures": failures, "internal": internal})
 
 
+def with_rule_excluded_nodes(status: DDPJobStatus, nodes: tuple[str, ...]) -> DDPJobStatus:
+    """`status` with other nodes on record as excluded by a rule."""
+    internal = status.internal.model_copy(update={"rule_excluded_nodes": nodes})
+    return status.model_copy(update={"internal": internal})
+
+
 def with_node_names_refused(status: DDPJobStatus) -> DDPJobStatus:
     """`status` with it on record that pods find no node while they exclude nodes by name."""
     internal = status.internal.model_copy(update={"node_names_refused": True})

@@ -21,6 +21,7 @@ from ddpjob_operator.core.failure.node_exclusion import (
     forgiven,
     kept_away_from,
     newly_excluded,
+    until_forgiven,
     unwelcome,
 )
 from ddpjob_operator.core.manifests.placement import preferring_others
@@ -211,7 +212,8 @@ def test_a_rule_excludes_the_node_of_the_pod_that_it_matched() -> None:
     broken = make_pod(1, "Failed", termination=Termination(1, message=message))
     rule = {"reasons": ["GPUFault"], "action": "ExcludeNode"}
     decided = look(in_phase(Phase.RUNNING), make_pod(0), broken, rules=[rule])
-    assert decided.status.excluded_nodes == ("node-1",)
+    assert decided.status.attempt == 1
+    assert decided.status.excluded_nodes == decided.status.internal.rule_excluded_nodes == ("node-1",)
     assert decided.status.restarts == 1
     assert "restart.rules[0] (reason GPUFault) says ExcludeNode" in decided.events[0].message
 
@@ -257,12 +259,11 @@ def test_a_node_is_forgiven_a_day_after_its_last_failure() -> None:
 
 def test_failures_without_a_time_are_forgiven_too() -> None:
     """Version 0.1.0 has recorded none."""
-    policy = Restart(exclude_node_after=3)
-    dated = forgiven(policy, DDPJobStatus(node_failures={"a": 3, "b": 1}, excluded_nodes=("a",)), NOW)
+    dated = forgiven(DDPJobStatus(node_failures={"a": 3, "b": 1}, excluded_nodes=("a",)), NOW)
     assert (dated.node_failures, dated.excluded_nodes) == ({"a": 3, "b": 1}, ("a",))
     assert dated.node_failure_times == {"a": NOW, "b": NOW}
-    assert forgiven(policy, dated, later(FORGIVEN_SECONDS - 1)) == dated
-    late = forgiven(policy, dated, later(FORGIVEN_SECONDS + 1))
+    assert forgiven(dated, later(FORGIVEN_SECONDS - 1)) == dated
+    late = forgiven(dated, later(FORGIVEN_SECONDS + 1))
     assert (late.node_failures, late.node_failure_times, late.excluded_nodes) == ({}, {}, ())
 
 
@@ -280,6 +281,25 @@ def test_what_a_rule_excludes_stays_excluded() -> None:
     job = make_job(status, restart={"excludeNodeAfter": 3})
     late = blame_node(at(job, seen(), 10 * FORGIVEN_SECONDS), killed("b"), exclude=False)
     assert late.excluded_nodes == ("a",)
+
+
+@pytest.mark.parametrize("limit", [1, 3], ids=["its first failure", "its third failure"])
+def test_what_a_rule_excludes_stays_excluded_also_where_its_failures_reach_the_limit(limit: int) -> None:
+    status = after(*"aa"[: limit - 1], limit=limit)
+    status = blamed(status, killed("a"), ("a", "b"), limit, exclude=True)
+    assert (status.excluded_nodes, status.node_failures) == (("a",), {"a": limit})
+    assert until_forgiven(status, NOW) is None
+    job = make_job(status, restart={"excludeNodeAfter": limit})
+    late = blame_node(at(job, seen(), 10 * FORGIVEN_SECONDS), killed("b"), exclude=False)
+    assert "a" in late.excluded_nodes
+
+
+@pytest.mark.parametrize("limit", [0, 5], ids=["no limit any more", "a higher one"])
+def test_what_a_count_has_excluded_is_forgiven_whatever_the_limit_is_by_then(limit: int) -> None:
+    status = after(*"aaa", limit=3)
+    job = make_job(status, restart={"excludeNodeAfter": limit})
+    late = blame_node(at(job, seen(), FORGIVEN_SECONDS + 1), killed("b"), exclude=False)
+    assert late.excluded_nodes == ()
 
 
 @pytest.mark.parametrize("reason", ["Drained", "Disrupted", "NodeTainted", "NodeRebooted"])
