@@ -56,7 +56,8 @@ GPUS = Dashboard(
                  "nvidia-ml-py.", or_zero(f"count({utilization()})")),
             stat("Utilization", "Mean share of time in which a kernel ran. It says that a GPU is in use, not "
                  "that it is used well.", f"avg({utilization()})", unit="percentunit", steps=BUSY),
-            stat("Idle for half an hour", "GPUs of jobs below 5 %: see the alert DDPJobGPUsIdle.",
+            stat("Idle for half an hour", "GPUs of jobs below 5 %, those of spares included: see the "
+                 "alert DDPJobGPUsIdle.",
                  or_zero(f"count({utilization('30m')} < 0.05)"), steps=GOOD_IS_NONE),
             stat("Tensor cores", "Mean share of time in which tensor cores were active: how well GPUs are used. Low "
                  "with high utilization: fp32, small batches, or memory-bound." + WITH_DCGM,

@@ -32,6 +32,7 @@ OPERATOR: Series = {
 }
 OF_POD = 'namespace="team", pod="digits-0-0"'
 OF_NEW_POD = 'namespace="team", pod="digits-1-0"'
+OF_SPARE = 'namespace="team", pod="digits-0-s0"'
 VOLUME = 'namespace="team", persistentvolumeclaim="digits-shared"'
 DCGM = 'namespace="gpu-operator", pod="dcgm-x", exported_namespace="team", exported_pod="digits-0-0", gpu="0"'
 JOB: Series = {
@@ -55,6 +56,10 @@ JOB: Series = {
     f"kubelet_volume_stats_capacity_bytes{{{VOLUME}}}": "100x300",
 }
 """A job that trains, with snapshots and a GPU."""
+
+SPARE: Series = {
+    f'ddpjob_trainer_info{{{OF_SPARE}, ddpjob="digits", attempt="0", node_rank="none", world_size="1"}}': "1x300",
+}
 
 UNTOUCHED: Series = {
     f'ddpjob_info{{{OF_JOB}, image="trainer:1", queue=""}}': "1x300",
@@ -197,6 +202,10 @@ WELL = (
          f'ddpjob_trainer_info{{{OF_NEW_POD}, ddpjob="digits", attempt="1", node_rank="0"}}': "_x62 1x200",
          f"DCGM_FI_DEV_GPU_UTIL{{{DCGM.replace('digits-0-0', 'digits-1-0')}}}": "_x62 0x200"}
          | phases(Running="1x60 _x2 1x200", Restarting="_x61 1x1 _x200"), minutes=83),
+    Case("a spare's GPU waits, says its pod", OPERATOR | without(JOB, "DCGM_FI_DEV_GPU_UTIL") | SPARE
+         | {f'ddpjob_gpu_utilization_ratio{{{OF_SPARE}, ddpjob="digits", gpu="0"}}': "0x300"}, minutes=200),
+    Case("a spare's GPU waits, says DCGM", OPERATOR | JOB | SPARE
+         | {f"DCGM_FI_DEV_GPU_UTIL{{{DCGM.replace('digits-0-0', 'digits-0-s0')}}}": "0x300"}, minutes=200),
     Case("another replica takes over", {
          name.replace("operator-0", pod): f"{'_x40 ' * (pod == 'operator-1')}{values}"
          for pod in ("operator-0", "operator-1") for name, values in OPERATOR.items()} | JOB),
