@@ -220,7 +220,8 @@ def suggested_shutdown(needed: float) -> int:
 
 
 def _with_set_aside(status: DDPJobStatus, found: tuple[str, ...]) -> DDPJobStatus:
-    messages = dict.fromkeys(message[:_LONGEST] for message in found)
+    # no more than are remembered: one that was dropped again would be new in each report
+    messages = list(dict.fromkeys(message[:_LONGEST] for message in found))[-MOST_REMEMBERED:]
     new = [message for message in messages if message not in status.corrupt_snapshots]
     if not new:
         return status

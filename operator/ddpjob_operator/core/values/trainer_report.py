@@ -244,7 +244,7 @@ def _snapshot_problem(given: Any) -> SnapshotProblem | None:
 
 
 def _set_aside(given: Any) -> Iterator[str]:
-    for item in _items(given):
+    for item in _items(given, newest=True):
         if message := _text(_object(item).get("message")):
             yield message
 
@@ -286,8 +286,10 @@ def read_live(given: Any, world_size: Any) -> LiveReport | None:
     return LiveReport(ranks, size, lost, left, joined, dropped, _seconds(_object(item.get("last")).get("seconds")))
 
 
-def _items(value: Any) -> list[Any]:
-    return value[:_MOST_ITEMS] if isinstance(value, list) else []
+def _items(value: Any, *, newest: bool = False) -> list[Any]:
+    if not isinstance(value, list):
+        return []
+    return value[-_MOST_ITEMS:] if newest else value[:_MOST_ITEMS]
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -105,10 +105,17 @@ def test_snapshots_that_were_set_aside_are_listed_once_the_newest_last() -> None
     listed = after(after(HEALTHY, snapshotsSetAside=one), snapshotsSetAside=one)
     assert listed.corrupt_snapshots == (one[0]["message"],)
     assert [event.reason for event in warnings(HEALTHY, listed)] == ["SnapshotCorrupt"]
-    many = [{"step": step, "message": f"step {step}"} for step in range(20)]
-    assert after(listed, snapshotsSetAside=many).corrupt_snapshots == tuple(
-        f"step {step}" for step in range(20 - MOST_REMEMBERED, 20)
-    )
+
+
+@pytest.mark.parametrize("count", [MOST_REMEMBERED + 1, 100])
+def test_of_many_that_were_set_aside_the_newest_are_listed_and_reported_once(count: int) -> None:
+    many = [{"step": step, "message": f"step {step}"} for step in range(count)]
+    listed = after(HEALTHY, snapshotsSetAside=many)
+    assert listed.corrupt_snapshots == tuple(f"step {step}" for step in range(count - MOST_REMEMBERED, count))
+    assert len(warnings(HEALTHY, listed)) == MOST_REMEMBERED
+    again = after(listed, snapshotsSetAside=many)
+    assert again.corrupt_snapshots == listed.corrupt_snapshots
+    assert warnings(listed, again) == ()
 
 
 def test_a_list_that_is_none_is_ignored() -> None:
