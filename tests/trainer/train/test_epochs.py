@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.logs.__main__ import main
-from ddp_trainer.logs.losses import read_losses
+from ddp_trainer.logs.losses import EVENTS, read_epochs, read_losses
 from ddp_trainer.train.data import Cursor
 
 FLAGS = ("--task=seeded_tasks:Unstable", "--task-options=step=0", "--global-batch=16", "--epochs=3")
@@ -37,6 +38,17 @@ def test_each_epoch_has_its_mean_loss_and_its_validation_also_where_an_attempt_b
         assert line["epoch_loss"] == pytest.approx(sum(own) / 4, rel=1e-12)
         assert line["eval_loss"] == validated[line["step"]]
     assert volume.beats()[0]["metrics"]["epoch_loss"] == figures[-1]["epoch_loss"]
+
+
+def test_epochs_of_an_earlier_run_of_the_name_and_those_to_be_trained_again_are_left_out(tmp_path: Path) -> None:
+    events = [{"event": "started", "step": 0}]
+    events += [{"event": "epoch", "epoch": epoch, "step": 4 * epoch + 4, "epoch_loss": 1.0} for epoch in range(3)]
+    events += [{"event": "resumed", "step": 9}]
+    (tmp_path / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert [figures["step"] for figures in read_epochs(tmp_path)] == [4, 8]
+    events += [{"event": "started", "step": 0}, {"event": "epoch", "epoch": 0, "step": 2, "epoch_loss": 0.5}]
+    (tmp_path / EVENTS).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    assert read_epochs(tmp_path) == [{"epoch": 0, "step": 2, "epoch_loss": 0.5}]
 
 
 def test_without_shuffling_the_samples_come_in_their_order() -> None:

@@ -77,12 +77,17 @@ def _lines(paths: Sequence[Path], begins: list[float]) -> Iterator[_Line]:
 
 
 def read_epochs(log_dir: Path) -> list[dict[str, Any]]:
-    """The figures of each epoch, in order, as the last attempt that finished it has them."""
+    """The figures of each epoch, in order, as the last attempt that finished it has them. An attempt makes void what
+    earlier ones, or an earlier job of the name, have written of steps after the one that it begins at.
+    """
     found: dict[int, dict[str, Any]] = {}
     path = log_dir / EVENTS
     for entry in _entries(path) if path.exists() else ():
-        if entry.get("event") == "epoch" and isinstance(entry.get("epoch"), int):
-            found[entry["epoch"]] = {name: value for name, value in entry.items() if name not in ("event", "time")}
+        match entry:
+            case {"event": "started" | "resumed", "step": int(begins_at)}:
+                found = {epoch: figures for epoch, figures in found.items() if figures["step"] <= begins_at}
+            case {"event": "epoch", "epoch": int(epoch), "step": int()}:
+                found[epoch] = {name: value for name, value in entry.items() if name not in ("event", "time")}
     return [found[epoch] for epoch in sorted(found)]
 
 
