@@ -54,6 +54,15 @@ def test_the_next_attempt_does_not_see_a_folder_that_was_not_finished(
     assert not list((tmp_path / "unfinished").iterdir())
 
 
+def test_what_a_later_attempt_saves_is_left_where_a_pod_of_an_earlier_one_begins_late(tmp_path: Path) -> None:
+    folder = Path("output/checkpoint-5")
+    begun(of_attempt(tmp_path, 10), folder)
+    of_attempt(tmp_path, 9).remove()
+    assert (folder / "model.safetensors").exists()
+    of_attempt(tmp_path, 11).remove()
+    assert not folder.exists()
+
+
 @pytest.mark.parametrize("name", ["rng_state_1.pth", "checkpoint-is-incomplete.txt"])
 def test_a_folder_that_another_rank_has_written_into_is_new(name: str, tmp_path: Path) -> None:
     folder = Path("checkpoint-10")

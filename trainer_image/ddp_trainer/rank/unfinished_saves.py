@@ -82,11 +82,13 @@ class UnfinishedSaves:
         self._under_way: list[Path] = []
 
     def remove(self) -> None:
-        """Remove what earlier attempts have left unfinished. Every rank does before its script: so none sees it."""
+        """Remove what earlier attempts have left unfinished. Every rank does before its script: so none sees it. Later
+        ones may be saving already, where a pod of this attempt begins late.
+        """
         if not os.access(self._notes, os.W_OK):
             return  # a note that stays would have a folder removed again, which is whole by then
         for note in sorted(self._all_notes()):
-            if note.name.startswith(self._prefix):
+            if note.name.startswith(self._prefix) or _is_later(note.name, self._prefix):
                 continue
             noted = _unfinished(note)
             may_be_whole = noted is not None and self._may_be_whole(note, noted)
@@ -261,6 +263,12 @@ def _unfinished(note: Path) -> _Note | None:
 def _job_of(name: str) -> str:
     """The UID in the name of a note."""
     return name.rpartition(_RANK)[0].rpartition("-")[0]
+
+
+def _is_later(note: str, own: str) -> bool:
+    """Whether a note is of a later attempt than the own ones of the same job, whose names begin with `own`."""
+    theirs, number = (name.rpartition(_RANK)[0].rpartition("-")[2] for name in (note, own))
+    return _job_of(note) == _job_of(own) and theirs.isdecimal() and number.isdecimal() and int(theirs) > int(number)
 
 
 def _say_of(noted: _Note, *, may_be_whole: bool) -> None:
