@@ -20,7 +20,7 @@ from ddpjob_operator.core.gang.problems import GATED
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import in_words
-from ddpjob_operator.core.values.names import LABEL_JOB
+from ddpjob_operator.core.values.names import LABEL_JOB, dns_label
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.pace import pace_of
 from ddpjob_operator.follow.queued import Queued
@@ -122,7 +122,7 @@ def _deleted(seen: Seen) -> Answer:
     # the garbage collector leaves them alone as long as their owner is there, unless it is deleted in the foreground
     stay = bool(others) and not foreground and any(not (pod.deleting or pod.ended) for pod in seen.pods)
     place = f" -n {seen.namespace}" if seen.namespace else ""  # in another one it would end pods of another job
-    command = f"kubectl delete pods{place} -l {LABEL_JOB}={seen.name}"
+    command = f"kubectl delete pods{place} -l {LABEL_JOB}={dns_label(seen.name)}"
     return Answer(
         f"{seen.name}: its deletion was asked for {_ago(seen.deleted, seen.now)} ago",
         (

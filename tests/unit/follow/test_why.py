@@ -10,6 +10,7 @@ import pytest
 
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.core.values.names import job_labels
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.why import Seen, Warned, why
 
@@ -104,6 +105,14 @@ def test_pods_that_run_on_while_a_finalizer_holds_the_deleted_job_can_be_ended(
     held = replace(seen(pod, phase="Running"), deleted=deleted, finalizers=finalizers, namespace="ml")
     command = "kubectl delete pods -n ml -l training.ddpjob.io/job=digits"
     assert (command in why(held).text()) is said
+
+
+def test_pods_of_a_job_whose_name_is_no_label_are_named_by_the_label_that_they_have() -> None:
+    pod = PodView("bert-0-0", "a", 0, 0, PodPhase.RUNNING, ready=True, node_name="worker-1")
+    held = replace(seen(pod, phase="Running"), name="bert.v2", deleted=NOW, finalizers=("example.com/hold",))
+    label = job_labels("bert.v2", "uid")["training.ddpjob.io/job"]
+    assert label != "bert.v2"
+    assert f"kubectl delete pods -l training.ddpjob.io/job={label}\n" in f"{why(held).text()}\n"
 
 
 def failed(**status: Any) -> Seen:
