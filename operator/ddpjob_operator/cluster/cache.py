@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ddpjob_operator.cluster.children import CLAIM, SERVICE, Child, Children, Kind
 from ddpjob_operator.cluster.owners import Key, Owner, controller_of, key_of_pod, owner_of
+from ddpjob_operator.core.gang.creation import counted
 from ddpjob_operator.core.values import names
 from ddpjob_operator.core.values.actions import ReleasePod
 from ddpjob_operator.core.values.observed import Creations, InitializerView, Observed, PodView, PodWarning, ServiceView
@@ -292,8 +293,7 @@ class Cache:
         known = self._of(owner)
         if known.creations_attempt != attempt:
             known.creations, known.creations_attempt = {}, attempt
-        before = known.creations.get(name)
-        known.creations[name] = Creations(before.count + 1 if before else 1, now)
+        known.creations[name] = counted(known.creations.get(name), now)
 
     def put_service(self, owner: Owner, obj: Json) -> None:
         """Take in the rendezvous Service of a job."""

@@ -18,6 +18,7 @@ from small_cluster import ENDED, PROGRESS, Cluster
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import plan as policy
+from ddpjob_operator.core.gang.creation import counted
 from ddpjob_operator.core.values.actions import (
     Action,
     AssignPod,
@@ -150,8 +151,7 @@ class Operator:
         problem = self.cluster.apply(action)
         self._after_call()
         if problem is None and (name := _created(action)) is not None:
-            before = self.creations.get(name, Creations(0, self.cluster.now))
-            self.creations[name] = Creations(before.count + 1, self.cluster.now)
+            self.creations[name] = counted(self.creations.get(name), self.cluster.now)
         match action:
             case CreateService() | PointService():
                 self.service = self.cluster.service

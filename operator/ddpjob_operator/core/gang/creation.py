@@ -1,15 +1,28 @@
 """The backoff of creation: a pod that vanishes before it has run is not a failure, and costs no restart, but it is not
 created again without end at no wait either.
 
-The count is that of one process of the operator: another one begins anew.
+The count is that of one process of the operator: another one begins anew. So it does for a pod that has been there for
+ten minutes, as that of the kubelet's for a container: with live recovery an attempt may take months.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.observed import Creations
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
+FORGOTTEN_SECONDS = 600.0
+"""Between two creations, after which the first does not count."""
+
+
+def counted(known: Creations | None, now: datetime) -> Creations:
+    """The creations of a pod, with one `now`."""
+    if known is None or (now - known.at).total_seconds() > FORGOTTEN_SECONDS:
+        return Creations(1, now)
+    return Creations(known.count + 1, now)
 
 
 def until_creatable(look: Look, name: str) -> float:
