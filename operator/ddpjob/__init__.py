@@ -23,7 +23,9 @@ except ModuleNotFoundError as error:
     if (error.name or "").startswith("ddpjob"):
         raise
     raise ModuleNotFoundError(
-        f"{error.name}: not installed for {sys.executable}; pip install 'ddpjob[cli]'", name=error.name
+        f"{error.name}: not installed for {sys.executable}; "
+        "install ddpjob[cli], as `pip install '.[cli]'` in a checkout does",
+        name=error.name,
     ) from None
 
 __all__ = ["ApiError", "AsyncJob", "BadJob", "DDPJob", "Job", "JobFailed", "Snapshot"]

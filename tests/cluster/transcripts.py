@@ -74,8 +74,8 @@ TEXT = """\
 
 What `ddpjob` prints on a cluster of two nodes, from a script to its end. [Commands](commands.md) has every option.
 
-The folder has one file, `train.py`: an ordinary loop with [`attach`](bring-your-script.md#attach), so that it resumes
-from snapshots.
+The folder has two files, `train.py` and a `.ddpjobignore` with `runs`. The script is an ordinary loop with
+[`attach`](bring-your-script.md#attach), so that it resumes from snapshots.
 {sections}
 """
 
@@ -189,7 +189,7 @@ def travel(tour: Tour) -> None:
     tour.show("snapshots", "ls", "train", "--on-volume")
     tour.show("snapshots", "restore", "train", "--step", step)
     tour.show("unsuspend", "train")
-    tour.heading("The output of all ranks, over all attempts")
+    tour.heading("The output of one rank, until the job has ended")
     tour.show("logs", "train", "--follow", "--rank", "0")
     tour.heading("Afterwards")
     tour.show("why", "train")

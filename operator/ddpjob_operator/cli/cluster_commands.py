@@ -55,7 +55,7 @@ def why(
     context: Context = None,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TEXT,
 ) -> None:
-    """Say why a job is where it is: what ended it, what it waits for, what slows it, what was lost, and what to do.
+    """Explain the state of a job: what ended it, what it waits for, what slows it, what was lost, and what to do.
 
     The job is on a cluster or (--shared) in a folder. Exit codes: 0 answered, 2 no such job, or the cluster refused.
     """
@@ -209,13 +209,13 @@ def suspend(name: JobName, namespace: Namespace = None, context: Context = None)
 
 @app.command()
 def unsuspend(name: JobName, namespace: Namespace = None, context: Context = None) -> None:
-    """Resume a suspended job on a cluster from its newest snapshot.
+    """Resume a suspended job on a cluster from its newest snapshot, or the one that was restored.
 
     Exit codes: 0 done, 2 no such job, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster, change
 
-    said = f"{name} resumes from its newest snapshot"
+    said = f"{name}: training resumes"
     raise typer.Exit(change(Cluster(context, namespace), name, {"suspend": False}, said))
 
 
@@ -338,9 +338,9 @@ def drain_node(
 ) -> None:
     """Take a Kubernetes node out of service for jobs: cordon it, evict their pods, and wait until these are gone.
 
-    It says what follows for each job, and leaves all other pods alone, as kubectl drain is for those. An eviction that
-    a PodDisruptionBudget refuses is tried again until --timeout. It may be run again, and goes on then. It takes the
-    rights to get and patch nodes, to list pods in all namespaces, to create pods/eviction and to get ddpjobs. Exit
+    It says what follows for each job, and evicts pods of DDPJobs only; use `kubectl drain` for the others. An eviction
+    that a PodDisruptionBudget refuses is tried again until --timeout. It may be run again, and goes on then. It takes
+    the rights to get and patch nodes, to list pods in all namespaces, to create pods/eviction and to get ddpjobs. Exit
     codes: 0 drained, also if no pod of a job was there, 1 pods are still there after --timeout, 2 no such node, or the
     cluster refused, 130 Ctrl-C, after which the node stays cordoned.
     """

@@ -57,8 +57,8 @@ def verify(
 ) -> None:
     """Read snapshots to the last byte and compare their checksums; on a cluster in a short-lived pod.
 
-    To make that pod takes the right to create pods, as the role edit has it; so do ls --on-volume, restore and rm.
-    Exit codes: 0 all match, 1 one does not, 2 no such job or folder, or the cluster refused.
+    There it needs permission to create, get and delete pods, as do ls --on-volume, restore and rm; the ClusterRole
+    `edit` grants it. Exit codes: 0 all match, 1 one does not, 2 no such job or folder, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
     from ddpjob_operator.cli.snapshots import run_here, run_in_pod
@@ -83,9 +83,9 @@ def export(
     """Write the newest valid model of a job as model.pt and model.safetensors, into a folder of this machine.
 
     Of a job on a cluster, which may run, a short-lived pod writes them to its own disk, and they are read from there
-    and compared by SHA-256. That takes the rights to create pods and to get and create pods/exec, as the role edit has
-    them; with --shared it takes torch. Exit codes: 0 written, 1 no valid snapshot, or no such state, 2 no such job or
-    folder, or the cluster refused.
+    and compared by SHA-256. That needs permission to create, get and delete pods and to get and create pods/exec; the
+    ClusterRole `edit` grants it. With --shared it needs torch. Exit codes: 0 written, 1 no valid snapshot, or no such
+    state, 2 no such job or folder, or the cluster refused.
     """
     from ddpjob_operator.cli.on_cluster import Cluster
     from ddpjob_operator.cli.snapshots import export_from_cluster, run_here

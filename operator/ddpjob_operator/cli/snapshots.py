@@ -50,7 +50,8 @@ def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ())
         there = f"it has those of {', '.join(found[:10])}" if found else "name the folder of the run with --shared"
         return _refuse(f"{shared} has no snapshots of {name}; {there}")
     if importlib.util.find_spec("ddp_trainer") is None:
-        return _refuse(f"ddp_trainer: not installed for {sys.executable}; pip install 'ddpjob[cli,trainer]'")
+        hint = "install ddpjob[cli,trainer], as `pip install '.[cli,trainer]'` in a checkout does"
+        return _refuse(f"ddp_trainer: not installed for {sys.executable}; {hint}")
     try:
         with lock_job(checkpoints.parent, name) if command in CHANGES else nullcontext():
             return _run([sys.executable, "-m", "ddp_trainer.snapshots", command, str(directory), *options])

@@ -48,5 +48,6 @@ def _run(program: Callable[[], None]) -> None:
         missing = (error.name or "").partition(".")[0]
         if missing not in PACKAGES:
             raise
-        print(f"error: {missing}: not installed for {sys.executable}; pip install 'ddpjob[cli]'", file=sys.stderr)
+        hint = "install ddpjob[cli], as `pip install '.[cli]'` in a checkout does"
+        print(f"error: {missing}: not installed for {sys.executable}; {hint}", file=sys.stderr)
         sys.exit(2)

@@ -40,7 +40,7 @@ from ddpjob_operator.local.script_paths import written_in
 _NEEDED = ("torch", "ddp_trainer")
 _LONGEST_COMMAND = 200
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
-_INSTALL = "pip install 'ddpjob[cli,trainer]'"
+_INSTALL = "install ddpjob[cli,trainer], as `pip install '.[cli,trainer]'` in a checkout does"
 CGROUP = Path("/sys/fs/cgroup")
 DEVICES = Path("/dev")
 AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")

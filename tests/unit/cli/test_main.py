@@ -135,7 +135,8 @@ def test_without_torch_the_run_says_what_to_install(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: torch and ddp_trainer: not installed for {sys.executable}; pip install 'ddpjob[cli,trainer]'\n"
+        f"error: torch and ddp_trainer: not installed for {sys.executable}; "
+        "install ddpjob[cli,trainer], as `pip install '.[cli,trainer]'` in a checkout does\n"
     )
 
 

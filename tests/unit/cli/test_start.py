@@ -16,6 +16,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from ddpjob_operator.cli.start import PACKAGES
 
 ROOT = Path(__file__).parents[3]
+HINT = "install ddpjob[cli], as `pip install '.[cli]'` in a checkout does"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -31,7 +32,7 @@ def program(entry: str, missing: str, *arguments: str) -> subprocess.CompletedPr
 def test_without_the_extra_a_program_says_what_to_install(name: str) -> None:
     done = program(PROJECT["scripts"][name], "typer", "--version")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: typer: not installed for {sys.executable}; pip install 'ddpjob[cli]'\n"
+    assert done.stderr == f"error: typer: not installed for {sys.executable}; {HINT}\n"
 
 
 def test_without_the_extra_the_python_client_says_what_to_install() -> None:
@@ -40,7 +41,7 @@ def test_without_the_extra_the_python_client_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     said = done.stderr.splitlines()[-1]
     assert said.startswith("ModuleNotFoundError: rich")
-    assert said.endswith(f": not installed for {sys.executable}; pip install 'ddpjob[cli]'")
+    assert said.endswith(f": not installed for {sys.executable}; {HINT}")
 
 
 def test_another_module_that_is_missing_is_a_fault_of_ours() -> None:

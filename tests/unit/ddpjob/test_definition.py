@@ -288,7 +288,7 @@ def image(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, "ddpjob", None)
         return tmp_path
     monkeypatch.delitem(sys.modules, "ddpjob")
-    missing = "aiohttp: not installed for python; pip install 'ddpjob[cli]'"
+    missing = "aiohttp: not installed for python; install ddpjob[cli]"
     (tmp_path / "ddpjob.py").write_text(f'raise ModuleNotFoundError("{missing}", name="aiohttp")')
     return tmp_path
 
