@@ -32,7 +32,7 @@ shows all conditions with their messages, the last failure with advice, and the 
 
 ## Conditions
 
-A condition that was never True is left out.
+A condition that was never True is left out, except Initialized, Scheduled and Suspended, which may be False first.
 
 | Type | True | False |
 |---|---|---|

@@ -75,7 +75,8 @@ FAULTS = {
     23: Fault("A rank exceeds its memory limit", "OOMKilled is counted, with advice in the status"),
     24: Fault(
         "A node is lost",
-        "The next attempt starts after the grace, the old one is fenced; removal by force only by policy",
+        "The next attempt starts after restart.nodeLostSeconds, at once while the gang takes no step or if the node "
+        "confirms no deletion; the old one is fenced; removal by force only by policy",
     ),
     25: Fault("A pod reports another final phase, or runs again", "The first final phase counts"),
     26: Fault("An image cannot be pulled", "Named in a condition at once, Failed at the deadline"),

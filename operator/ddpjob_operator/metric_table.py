@@ -214,7 +214,7 @@ JOBS = (
     MetricRow(
         "ddpjob_status_live_recoveries_total",
         "counter",
-        "Times that pods were replaced while the other ranks went on. Included in restarts.",
+        "Times that pods were replaced while the other ranks went on. Each also counts as a restart or a disruption.",
         JOB_LABELS,
     ),
     MetricRow(

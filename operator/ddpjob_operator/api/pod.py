@@ -56,8 +56,8 @@ class EnvVar(APIModel):
     """An environment variable, as in a pod."""
 
     name: Annotated[str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256)]
-    """Name of the variable. RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* are reserved for
-    the operator.
+    """Name of the variable. In spec.env, RANK, WORLD_SIZE, MASTER_ADDR, LD_PRELOAD, TORCHELASTIC_* and DDPJOB_* are
+    reserved for the operator.
     """
 
     value: Annotated[str, Field(max_length=32768)] | None = None

@@ -52,7 +52,9 @@ class Backoff(APIModel):
     """Exponential backoff between restarts without progress. After progress, a restart is immediate."""
 
     initial_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = 1
-    """Delay before the first restart. It doubles after each restart without a new snapshot, with a jitter of ±20 %."""
+    """Delay before the first restart without progress; a restart after a new verified snapshot is immediate. It doubles
+    after each restart without a new snapshot, with a jitter of ±20 %.
+    """
 
     max_seconds: Annotated[int, Field(strict=True, ge=0, le=86400)] = 300
     """Maximum delay."""
@@ -102,18 +104,21 @@ class Restart(APIModel):
     scope: Literal["Gang", "InPlace", "Live"] = "Gang"
     """Gang replaces all pods. InPlace replaces only failed pods; the other pods restart their ranks, without scheduling
     or image pulls. Live (alpha; data parallel on CPUs, in the built-in loop or a script with `attach_live`) replaces
-    failed pods while the other ranks train on, and restarts in place where they cannot.
+    failed pods while the other ranks train on, and restarts in place where they cannot. A change takes effect with the
+    pods of the next attempt, all of which are new (but not from Gang to InPlace with elastic).
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()
-    """Rules that are evaluated in order before the defaults. Defaults: exit code 64, and the same error at the same
-    step twice in a row, fail the job; disruptions restart it without counting; every other failure counts.
+    """Rules that are evaluated in order before the defaults. Defaults: exit codes 64 and 77, the same error of the
+    program at the same step twice in a row, and OutOfMemory three times in a row without progress fail the job;
+    disruptions restart it without counting; every other failure counts.
     """
 
     node_lost_seconds: Seconds = 30
-    """Seconds that a node may be NotReady before the job is restarted without it. While its ranks take no step it is
-    not waited for. The node of a pod that was bound but not acknowledged by its kubelet is lost after 10 s and this
-    time; after 10 s if it has not confirmed a deletion either.
+    """Seconds that a node may be NotReady before the job is restarted without it. While the gang makes no progress
+    there is no grace: the node is lost as soon as it is NotReady. A node whose kubelet never acknowledges a pod is lost
+    10 s plus this time after the binding. Where a deletion is unconfirmed 10 s after the pod's grace period, this grace
+    is skipped too.
     """
 
     force_delete_lost_pods: Annotated[bool, Field(strict=True)] = False
@@ -122,7 +127,9 @@ class Restart(APIModel):
     """
 
     exclude_node_after: Annotated[int, Field(strict=True, ge=0, le=100)] = 3
-    """Number of failures on a node after which the job no longer uses it. 0 disables this."""
+    """Number of failures that the node may have caused after which the job no longer uses it; as long as the job has
+    run on no other node, others are only preferred. 0 disables this.
+    """
 
 
 class Stall(APIModel):
@@ -131,7 +138,9 @@ class Stall(APIModel):
     """
 
     min_seconds: PositiveSeconds = 30
-    """Minimum number of seconds without progress before a rank counts as stalled, however fast its steps are."""
+    """Minimum number of seconds without progress before a rank counts as stalled, however fast its steps are. Ten times
+    as many for a script whose steps are only observed.
+    """
 
     max_seconds: PositiveSeconds = 1800
     """Maximum number of seconds without progress, however slow the steps are. Also the limit for the first step."""

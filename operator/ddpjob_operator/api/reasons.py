@@ -23,10 +23,10 @@ class Reason:
 
 PHASES: dict[Phase, str] = {
     Phase.PENDING: "The job is accepted. The operator creates its objects and runs its initializers.",
-    Phase.STARTING: "The pods of the first attempt are created, and not all of them are ready.",
-    Phase.RUNNING: "All pods of the current attempt are ready.",
+    Phase.STARTING: "The job has not run yet: its pods are created, and not all of them are ready.",
+    Phase.RUNNING: "All pods run, or have finished; with scope Live also while lost pods are replaced.",
     Phase.RESTARTING: "An attempt has ended. The next one waits for its backoff, or its pods are not all ready.",
-    Phase.SUSPENDED: "The job is suspended. It has no pods.",
+    Phase.SUSPENDED: "The job is suspended. Its pods are gone, or do not confirm their end.",
     Phase.SUCCEEDED: "The job has succeeded. Final.",
     Phase.FAILED: "The job has failed. Final.",
 }
@@ -34,9 +34,15 @@ PHASES: dict[Phase, str] = {
 CONDITIONS: dict[str, tuple[str, str]] = {
     "Initialized": ("All initializers have succeeded.", "Initializers are running or have failed."),
     "Scheduled": ("Every pod has a node.", "At least one pod has no node."),
-    "Running": ("All pods of the current attempt are ready.", "They are not, or the job has finished."),
+    "Running": (
+        "All pods run, or have finished; with scope Live also while lost pods are replaced.",
+        "They do not, or the job has finished.",
+    ),
     "Restarting": ("A new attempt is starting.", "No attempt is starting."),
-    "Suspended": ("The job is suspended and has no pods.", "It is not suspended, or its pods are terminating."),
+    "Suspended": (
+        "The job is suspended; its pods are gone, or do not confirm their end.",
+        "It is not suspended, or its pods are terminating.",
+    ),
     "Degraded": ("Something needs attention; the job continues or waits.", "Nothing needs attention."),
     "SnapshotsFailing": ("Three saves in a row have failed; training continues.", "A snapshot was saved again."),
     "ShutdownTooShort": (
@@ -63,8 +69,12 @@ STATES = (
         "An initializer has failed. It is retried three times, unless a retry cannot help. Disruptions do not count.",
         "Read the message. Correct the source, the credentials or the script, and apply the job again.",
     ),
-    Reason("GangRunning", "Running=True", "All pods of the attempt are ready."),
-    Reason("KeptPodEnded", "Restarting=True", "With scope InPlace: a reused pod had already ended. It is replaced."),
+    Reason("GangRunning", "Running=True", "All pods of the attempt run, or have finished."),
+    Reason(
+        "KeptPodEnded",
+        "Restarting=True",
+        "With scope InPlace or Live: a reused pod had already ended. It is replaced.",
+    ),
     Reason("ScaledUp", "Restarting=True", "The next attempt has more nodes."),
     Reason("ScaledDown", "Restarting=True", "The next attempt has fewer nodes."),
     Reason(
@@ -235,7 +245,12 @@ FAILURES = (
     Reason("NodeTainted", "", "A pod ended in order, or was not admitted, for a taint of its node. A disruption."),
     Reason("DeviceTainted", "", "A pod was deleted for a taint of a device of its claim (DRA). A disruption."),
     Reason("NodeRebooted", "", "A node came back without the pods that ran there. A disruption."),
-    Reason("NodeLost", "", "A node was NotReady for restart.nodeLostSeconds, or is gone. A disruption."),
+    Reason(
+        "NodeLost",
+        "",
+        "A node was NotReady for restart.nodeLostSeconds (at once while the gang takes no step, or if it confirms no "
+        "deletion), or is gone. A disruption.",
+    ),
     Reason("Terminated", "", "The node is shutting down. A disruption."),
     Reason("Shutdown", "", "The node is shutting down (kubelets before 1.22). A disruption.", "Training resumes."),
     Reason("NodeShutdown", "", "The node is shutting down and admits no pods. A disruption.", "Training resumes."),
@@ -309,9 +324,9 @@ FAILURES = (
 
 EVENTS = (
     Reason("Initializing", "Normal", "The initializer pod was created."),
-    Reason("InitializerFailed", "Warning", "The initializer pod failed; it is retried or the job fails."),
+    Reason("InitializerFailed", "Warning", "The initializer pod failed and is retried."),
     Reason("Starting", "Normal", "The pods of the first attempt are being created; with the digest of submitted code."),
-    Reason("Running", "Normal", "All pods of an attempt are ready."),
+    Reason("Running", "Normal", "All pods of an attempt run, or have finished."),
     Reason("Restarting", "Warning", "An attempt has ended; the next one starts."),
     Reason(
         "RecoveringLive",
@@ -322,6 +337,7 @@ EVENTS = (
     Reason("ScaledDown", "Normal", "The next attempt has fewer nodes."),
     Reason("Degraded", "Warning", "Something is in the way of the job, with its reason; once for each reason."),
     Reason("GangReleased", "Warning", "An incomplete gang has released its nodes."),
+    Reason("NodesForgiven", "Normal", "A pod finds no node, and one may be used again; a new attempt starts."),
     Reason("NodesPreferred", "Warning", "An autoscaler adds no node for pods that exclude nodes by name."),
     Reason("Suspending", "Normal", "All pods are being stopped after a snapshot."),
     Reason("Suspended", "Normal", "The job is suspended."),
@@ -341,7 +357,11 @@ EVENTS = (
     Reason("SnapshotCorrupt", "Warning", "A snapshot failed verification and was set aside."),
     Reason("InvalidSpec", "Warning", "The spec is invalid."),
     Reason("TooLarge", "Warning", "The spec is so large that the status cannot be saved beside it."),
-    Reason("Succeeded", "Normal", "The job has succeeded."),
+    Reason(
+        "Succeeded",
+        "Normal, Warning",
+        "The job has succeeded. Warning: work that a script had left was ended before it was done.",
+    ),
     Reason("Failed", "Warning", "The job has failed; the message has the reason."),
 )
 """Kubernetes Events of a DDPJob; `of` is their type."""

@@ -204,7 +204,7 @@ class Goodput(APIModel):
     """Steps that were lost with failures and had to be trained again."""
 
     activity: str = ""
-    """Current activity: the name of one of the fields above."""
+    """Current activity: the name of one of the fields above, but `first_step` for firstStep."""
 
     last_update_time: AwareDatetime | None = None
     """When the seconds above were last updated."""
@@ -321,8 +321,9 @@ class DDPJobStatus(APIModel):
     """Number of restarts after failures."""
 
     live_recoveries: int | None = None
-    """Number of times that pods were lost and replaced while the others went on (restart.scope Live). Included in
-    restarts.
+    """Number of times that pods were lost and replaced while the others went on (restart.scope Live). Each is also
+    counted in restarts (failures) or in disruptions (evictions, drains, lost nodes); only the former count towards
+    maxRestarts.
     """
 
     restarts_since_progress: int = 0
@@ -369,7 +370,9 @@ class DDPJobStatus(APIModel):
     """The last five failures, newest last, with shortened messages."""
 
     node_failures: dict[str, int] = Field(default_factory=dict)
-    """Number of failures of this job by node (restart.excludeNodeAfter). A node is forgotten a day after the last."""
+    """Number of failures that a node may have caused, by node (restart.excludeNodeAfter). A node is forgotten a day
+    after the last.
+    """
 
     node_failure_times: dict[str, AwareDatetime] = Field(default_factory=dict)
     """Time of the last failure of each of these nodes."""

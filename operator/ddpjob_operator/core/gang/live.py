@@ -1,8 +1,8 @@
 """Live recovery (restart.scope Live): pods that are lost while the others train on are replaced within the attempt.
 
 The ranks agree among each other on who takes part. What is left to the operator is to fill the place of each lost pod,
-and to see when that does not do: then the attempt is over, and the next one begins in place. A loss counts as a restart
-does, so that a pod which fails again and again uses up the budget.
+and to see when that does not do: then the attempt is over, and the next one begins in place. A failure counts as a
+restart does, so that a pod which fails again and again uses up the budget; a disruption does not.
 
 Which spares take places is decided once, with the loss, and on record before any label is patched. The other places get
 new pods, which may have to wait until the names of the lost ones are free. A spare may be given the place of a pod that

@@ -95,7 +95,7 @@ def plan_restart(look: Look) -> Plan | None:
 
 
 def _replace_lost(look: Look, pods: tuple[PodView, ...], failures: tuple[Failure, ...]) -> Plan:
-    """The others train on: take the place of the lost pods, in the same attempt. They count as one restart."""
+    """The others train on: take the place of the lost pods, in the same attempt. Their loss counts once."""
     cause = first_cause(failures, look.now) or failures[0]
     if (read := log_to_read(look.observed, cause)) is not None:
         return Plan(look.status, (read,))
