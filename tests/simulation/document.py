@@ -48,7 +48,7 @@ def _between(page: str, name: str, text: str) -> str:
 def _scopes(rows: Sequence[Row]) -> str:
     table = [
         "| Job | Size | Scope | Goodput, median (range) | Lost of 54 days | Recovery: process, node | Failures, of "
-        "nodes | Steps made again |",
+        "nodes | Recomputed steps |",
         "|---|---|---|---|---|---|---|---|",
     ]
     places = itertools.product(JOBS, (setting.name for setting in SETTINGS), SCOPES)
