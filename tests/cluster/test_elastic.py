@@ -1,7 +1,8 @@
 """Real nodes that die: training goes on without them and takes them back in, and nothing writes twice.
 
 A node is lost when its Lease was not renewed for the node controller's grace (`--node-monitor-grace-period`,
-12 s on the cluster that cluster.sh builds, 40 s by default); that is most of what the printed seconds are made of.
+12 s on the cluster that cluster.sh builds, 40 to 50 s by default); that is most of what the printed seconds are made
+of.
 """
 
 from __future__ import annotations

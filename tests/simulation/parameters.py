@@ -48,7 +48,8 @@ class Parameters:
     """From the loss of a node to the ranks that notice their lost peer, without live recovery. Assumption: decision 7
     says "within seconds"."""
     monitor_grace_seconds: float = 40.0
-    """From the loss of a node to NotReady: the default of `--node-monitor-grace-period`."""
+    """From the loss of a node to NotReady: the default of `--node-monitor-grace-period` before Kubernetes 1.32; 50
+    since then."""
     node_back_seconds: float = 4 * HOUR
     """From the loss of a node to its return, with none of its pods. Assumption."""
     free_nodes: int = 4

@@ -1,7 +1,7 @@
 """Nodes that fell silent, and gangs that wait for a peer which no pod's end accounts for.
 
-Stock Kubernetes gives a silent node 40 s, then 300 s more until it deletes its pods, and those stay Terminating until
-somebody confirms that they are gone. A job need not wait for that: its next attempt has new names, the scheduler
+Stock Kubernetes gives a silent node 40 to 50 s, then 300 s more until it deletes its pods, and those stay Terminating
+until somebody confirms that they are gone. A job need not wait for that: its next attempt has new names, the scheduler
 keeps it away from a node that is not ready (KEP-382), and a pod that still runs there is refused by the volume. Only
 `forceDeleteLostPods` removes such a pod from the API server without its kubelet's word.
 """

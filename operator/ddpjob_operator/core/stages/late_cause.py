@@ -1,8 +1,8 @@
 """The cause of the last attempt's end where it shows late: the node of a pod was gone.
 
-Survivors report a lost peer within seconds, Kubernetes a silent node after 40 s. By then the next attempt has begun,
-and its restart was charged. The pod of the last attempt on that node does not confirm its deletion, which is a sign
-within seconds, but none alone: a kubelet that lives may take as long to end a pod. Its node is marked, or does not
+Survivors report a lost peer within seconds, Kubernetes a silent node after 40 to 50 s. By then the next attempt has
+begun, and its restart was charged. The pod of the last attempt on that node does not confirm its deletion, which is a
+sign within seconds, but none alone: a kubelet that lives may take as long to end a pod. Its node is marked, or does not
 see another pod that was bound to it, or comes back without the containers.
 """
 
