@@ -65,7 +65,7 @@ These metrics outlive the jobs. A new leader starts from 0. Only the leader has 
 
 ### Nodes and GPUs
 
-Two counters say what nodes and GPUs were held for. Do not add them up: they are the same seconds.
+Nodes and GPUs are each accounted twice: as time passes (`…_held_…`) and when the job ends. Do not add the two.
 
 - `ddpjob_held_node_seconds_total` and `ddpjob_held_gpu_seconds_total` count them as they pass. Use them for a rate, for
   a bill by day or month, and for alerts. They cannot take back training that a failure loses later; subtract

@@ -126,13 +126,13 @@ OPERATOR = (
     ),
     *(
         row
-        for unit, what in (("node", "pods"), ("gpu", "GPUs"))
+        for unit, what in (("node", "Pod"), ("gpu", "GPU"))
         for row in (
             MetricRow(
                 f"ddpjob_{unit}_seconds_total",
                 "counter",
-                f"Seconds times {what} for which jobs that have ended held them, counted at their end. The cause is "
-                "the activity, lost training `recovering`; the outcome is "
+                f"{what}-seconds held by jobs, added when the job ends or is deleted. `cause` is the activity; "
+                "training time that a failure lost has the cause `recovering`. `outcome` is "
                 f"{', '.join(f'`{each}`' for each in OUTCOMES)}.",
                 ("namespace", "cause", "outcome"),
                 "seconds",
@@ -140,7 +140,7 @@ OPERATOR = (
             MetricRow(
                 f"ddpjob_held_{unit}_seconds_total",
                 "counter",
-                f"Seconds times {what} for which gangs held them, counted as they pass. The cause is the activity.",
+                f"{what}-seconds held by gangs, incremented while they are held. `cause` is the activity.",
                 ("namespace", "cause"),
                 "seconds",
             ),

@@ -39,8 +39,8 @@ RANK = (
     MetricRow(
         "ddpjob_rank_step_seconds",
         "gauge",
-        "Median time from step to step of the rank, over its last 512 steps. Ranks that meet in every step have the "
-        "same, that of the slowest.",
+        "Median time from step to step of the rank, over its last 512 steps. Ranks that synchronize in every step "
+        "report the same value, that of the slowest rank.",
         (*LABELS, "rank"),
         "seconds",
         "max",
@@ -264,7 +264,8 @@ RECOVERY = MetricRow(
     "ddpjob_train_live_recovery_seconds",
     "histogram",
     "With restart.scope Live: time from the last step of a group of ranks to the first of the next one, after a rank "
-    "was `lost`, has `left` after a step, or has `joined`. It goes on when another pod takes node rank 0.",
+    "was `lost`, has `left` after a step, or has `joined`. The histogram continues from its previous values "
+    "when another pod takes node rank 0.",
     (*LABELS, "kind"),
     "seconds",
     source="recoverySeconds",
