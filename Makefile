@@ -56,7 +56,7 @@ check-live: $(VENV)/.dev
 check-trainer: $(VENV)/.dev
 	$(IN_PROCESS) tests/trainer $(addprefix --ignore=tests/trainer/,rank integrations client train live)
 
-test-unit: $(VENV)/.dev tools  ## decisions alone, no process of the trainer: two minutes on one core
+test-unit: $(VENV)/.dev tools  ## all of tests/unit, no process of the trainer: two minutes on one core
 	$(PYTEST) -q tests/unit
 
 test-trainer: $(VENV)/.dev tools  ## the trainer under real torchrun
@@ -107,7 +107,7 @@ lint-files: $(VENV)/.dev
 scan: $(VENV)/.dev build/scan/.installed  ## Dockerfiles and the rendered chart against checkov's rules, offline
 	release/scan.sh $(BIN) build/scan/bin
 
-mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stages.run", or all of it, which takes hours
+mutate: $(VENV)/.dev  ## mutation testing of core: MODULES="failure.budget stages.running", or all of it, which takes hours
 	$(BIN)/python -m tests.mutation $(MODULES)
 
 prove: $(VENV)/.dev  ## what docs/correctness.md says, from real runs: strategies agree, killed runs resume bit for bit
