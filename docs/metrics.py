@@ -94,10 +94,10 @@ The leader exports these while the job exists. The values are those of the DDPJo
 `max by (namespace, ddpjob) (x) - min by (namespace, ddpjob) (x)`, with the metric of ranks in the place of `x`, is by
 how much the slowest rank of a job exceeds the fastest.
 
-- Of `ddpjob_rank_data_wait_seconds` and `ddpjob_rank_passes_seconds` it is time that all ranks lose, where they meet in
-  every step. `topk(1, ddpjob_rank_passes_seconds{{…}})` names the rank.
-- Of `ddpjob_rank_step_seconds` it says something about ranks that do not meet in every step. Those that do, as in DDP,
-  have the same step time, which does not separate computing from waiting.
+- Of `ddpjob_rank_data_wait_seconds` and `ddpjob_rank_passes_seconds` it is time that all ranks lose, where they
+  synchronize in every step. `topk(1, ddpjob_rank_passes_seconds{{…}})` names the rank.
+- Of `ddpjob_rank_step_seconds` it says something about ranks that do not synchronize in every step. Those
+  that do, as in DDP, have the same step time, which does not separate computing from waiting.
 
 ## Trainer pods: node rank 0
 

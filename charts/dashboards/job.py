@@ -116,9 +116,9 @@ ONE_JOB = Dashboard(
             lines("Forward and backward passes by rank", "Median of the ten slowest ranks, without their wait for "
                   "others, where DistributedDataParallel measures it. One far above the others slows the whole job.",
                   Query(f"topk(10, max by (rank) (ddpjob_rank_passes_seconds{{{JOB}}}))", "rank {{rank}}"), unit="s"),
-            lines("Excess of the slowest rank", "Over the fastest one. Ranks that meet in every step all wait for the "
-                  "one whose data comes last or whose passes take longest, and have the same step time: a difference "
-                  "of that is one of ranks that do not meet.",
+            lines("Excess of the slowest rank", "Over the fastest one. Ranks that synchronize in every step all wait "
+                  "for the one whose data comes last or whose passes take longest, and have the same step time: a "
+                  "difference of that is one of ranks that do not.",
                   Query(excess("ddpjob_rank_data_wait_seconds"), "wait for data"),
                   Query(excess("ddpjob_rank_passes_seconds"), "passes"),
                   Query(excess("ddpjob_rank_step_seconds"), "step"), unit="s"),

@@ -206,6 +206,10 @@ WELL = (
          | {f'ddpjob_gpu_utilization_ratio{{{OF_SPARE}, ddpjob="digits", gpu="0"}}': "0x300"}, minutes=200),
     Case("a spare's GPU waits, says DCGM", OPERATOR | JOB | SPARE
          | {f"DCGM_FI_DEV_GPU_UTIL{{{DCGM.replace('digits-0-0', 'digits-0-s0')}}}": "0x300"}, minutes=200),
+    Case("a spare has taken a place twenty minutes ago, and loads", OPERATOR | without(JOB, "DCGM_FI_DEV_GPU_UTIL") | {
+         f'ddpjob_trainer_info{{{OF_SPARE}, ddpjob="digits", attempt="0", node_rank="none"}}': "1x40 _x300",
+         f'ddpjob_trainer_info{{{OF_SPARE}, ddpjob="digits", attempt="0", node_rank="1"}}': "_x41 1x300",
+         f'ddpjob_gpu_utilization_ratio{{{OF_SPARE}, ddpjob="digits", gpu="0"}}': "0x300"}, minutes=61),
     Case("another replica takes over", {
          name.replace("operator-0", pod): f"{'_x40 ' * (pod == 'operator-1')}{values}"
          for pod in ("operator-0", "operator-1") for name, values in OPERATOR.items()} | JOB),

@@ -52,8 +52,8 @@ class Backoff(APIModel):
     """Exponential backoff between restarts without progress. After progress, a restart is immediate."""
 
     initial_seconds: Annotated[int, Field(strict=True, ge=0, le=3600)] = 1
-    """Delay before the first restart without progress; a restart after a new verified snapshot is immediate. It doubles
-    after each restart without a new snapshot, with a jitter of ±20 %.
+    """Delay before the first restart without progress; a restart after a new verified snapshot is immediate. The
+    delay doubles after each restart without a new snapshot, with a jitter of ±20 %.
     """
 
     max_seconds: Annotated[int, Field(strict=True, ge=0, le=86400)] = 300
@@ -104,8 +104,8 @@ class Restart(APIModel):
     scope: Literal["Gang", "InPlace", "Live"] = "Gang"
     """Gang replaces all pods. InPlace replaces only failed pods; the other pods restart their ranks, without scheduling
     or image pulls. Live (alpha; data parallel on CPUs, in the built-in loop or a script with `attach_live`) replaces
-    failed pods while the other ranks train on, and restarts in place where they cannot. A change takes effect with the
-    pods of the next attempt, all of which are new (but not from Gang to InPlace with elastic).
+    failed pods while the other ranks train on, and restarts in place where they cannot. A change takes effect at
+    the next attempt, which gets new pods; from Gang to InPlace with elastic, pods that run are kept.
     """
 
     rules: Annotated[tuple[RestartRule, ...], Field(max_length=32)] = ()

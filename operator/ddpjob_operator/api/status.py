@@ -268,10 +268,10 @@ class Internal(APIModel):
     """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
 
     node_seconds: dict[str, float] = Field(default_factory=dict)
-    """Seconds times pods by activity, since the job began: goodput, weighted with the size of the gang."""
+    """Pod-seconds by activity, since the job began: goodput, weighted with the size of the gang."""
 
     gpu_seconds: dict[str, float] = Field(default_factory=dict)
-    """Seconds times GPUs, likewise."""
+    """GPU-seconds, likewise."""
 
     unresolved_steps: UnresolvedSteps | None = None
     """What the attempt before has trained, while it is not known how much of it is lost."""

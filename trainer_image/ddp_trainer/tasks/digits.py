@@ -89,5 +89,5 @@ def _digits_file() -> Path:
         if path.is_file():
             return path
     raise UserError(
-        "task 'digits' reads its images from scikit-learn, which is not installed here: pip install 'ddpjob[trainer]'"
+        "task 'digits' reads its images from scikit-learn, which is not installed here: pip install scikit-learn"
     )

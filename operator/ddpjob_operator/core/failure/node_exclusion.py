@@ -27,7 +27,7 @@ FORGIVEN_SECONDS = 86400.0
 def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     """The status after `failure`; `exclude` is what a rule asks for."""
     policy, node = look.job.spec.restart, failure.node_name
-    status = forgiven(look.status, look.now)
+    status = forgiven(policy, look.status, look.now)
     if node is None or not (exclude or diagnose(failure).node_suspect):
         return status
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
@@ -45,19 +45,25 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     return recorded(status, node_failures=kept, node_failure_times=times, excluded_nodes=excluded[-NODES_KEPT:])
 
 
-def dated(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """`status` with a time for each node's failures: `now` for those that version 0.1.0 has recorded, without one."""
+def dated(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+    """`status` with a time for each node's failures: `now` for those that version 0.1.0 has recorded, without one. What
+    that has excluded before the limit was reached, a rule has.
+    """
     undated = sorted(status.node_failures.keys() - status.node_failure_times.keys())
     if not undated:
         return status
+    counted = _offenders(policy, status.node_failures)
+    by_rule = [name for name in status.excluded_nodes if name in undated and name not in counted]
+    if by_rule:
+        status = with_rule_excluded_nodes(status, (*status.internal.rule_excluded_nodes, *by_rule)[-NODES_KEPT:])
     return recorded(status, node_failure_times=dict.fromkeys(undated, now) | status.node_failure_times)
 
 
-def forgiven(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+def forgiven(policy: Restart, status: DDPJobStatus, now: datetime) -> DDPJobStatus:
     """`status` without the nodes that have not failed the job for a day: faults are mended, and a month of them would
     rule out every node. What a rule has excluded stays excluded.
     """
-    status = dated(status, now)
+    status = dated(policy, status, now)
     old = {name for name, time in status.node_failure_times.items() if (now - time).total_seconds() > FORGIVEN_SECONDS}
     if not old:
         return status

@@ -1,8 +1,8 @@
 """The backoff of creation: a pod that vanishes before it has run is not a failure, and costs no restart, but it is not
 created again without end at no wait either.
 
-The count is that of one process of the operator: another one begins anew. So it does for a pod that has been there for
-ten minutes, as that of the kubelet's for a container: with live recovery an attempt may take months.
+The count is that of one process of the operator: another one begins anew. It also begins anew where ten minutes lie
+between two creations, as with the kubelet's restarts of a container: with live recovery an attempt may take months.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def suggested_shutdown(needed: float) -> int:
 def _with_set_aside(status: DDPJobStatus, found: tuple[str, ...]) -> DDPJobStatus:
     # no more than are remembered: one that was dropped again would be new in each report
     messages = list(dict.fromkeys(message[:_LONGEST] for message in found))[-MOST_REMEMBERED:]
-    new = [message for message in messages if message not in status.corrupt_snapshots]
-    if not new:
+    if all(message in status.corrupt_snapshots for message in messages):
         return status
-    return recorded(status, corrupt_snapshots=(*status.corrupt_snapshots, *new)[-MOST_REMEMBERED:])
+    others = (message for message in status.corrupt_snapshots if message not in messages)
+    return recorded(status, corrupt_snapshots=(*others, *messages)[-MOST_REMEMBERED:])

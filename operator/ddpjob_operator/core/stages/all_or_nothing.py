@@ -81,7 +81,7 @@ def plan_release(look: Look) -> Plan | None:
     found = f"{len(members(look))} of {size} pods were released: {problem.message}"
     message = f"{found}; retrying in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
-    status = released(forgiven(look.status, look.now))
+    status = released(forgiven(job.spec.restart, look.status, look.now))
     look = transitions.release_gang(look.with_status(status), following)
     return Plan(
         look.status,
@@ -108,7 +108,7 @@ def plan_incomplete(look: Look, cause: Failure) -> Plan | None:
     fewer = f" with {in_words(size, 'node')}" if size < total else ""
     message = f"{problem.message}; retrying{fewer} in {delay:.0f} s"
     following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay, kept)
-    status = released(forgiven(look.status, look.now))
+    status = released(forgiven(job.spec.restart, look.status, look.now))
     look = transitions.release_gang(look.with_status(status), following)
     return Plan(
         look.status,

@@ -187,7 +187,7 @@ def restart_of_edited(look: Look, delay: float = 0.0) -> Plan | None:
 
 def next_attempt(look: Look, cause: Cause) -> Plan:
     """Begin the next attempt; or fail, if an edit that the API server could not refuse is beyond a bound."""
-    look = look.with_status(forgiven(look.status, look.now))
+    look = look.with_status(forgiven(look.job.spec.restart, look.status, look.now))
     admitted = admission(look)
     if isinstance(admitted, Refused):
         return plan_refused(look, admitted)

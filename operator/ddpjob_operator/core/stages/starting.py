@@ -97,7 +97,7 @@ def _with_forgiven_nodes(look: Look) -> Plan | None:
     """Begin again where a pod waits for a node, and may use more of them than when it was created."""
     if not _may_be_forgiven(look):
         return None
-    status = forgiven(look.status, look.now)
+    status = forgiven(look.job.spec.restart, look.status, look.now)
     again = [name for name in look.status.excluded_nodes if name not in status.excluded_nodes]
     message = f"{', '.join(again)} may be used again, a day after the last failure there"
     if not again:
@@ -169,7 +169,7 @@ def _fill(look: Look) -> Plan:
         return Plan(look.status, (*stale, *lacking))
     look = avoiding_gone_nodes(look)
     if _may_be_forgiven(look):
-        look = look.with_status(dated(look.status, look.now))
+        look = look.with_status(dated(look.job.spec.restart, look.status, look.now))
     create = (*fill_gang(look, admitted), *syncs(look), *spare_actions(look))
     before = with_node_counts(look, spares)
     after, events = _advanced(before)

@@ -259,12 +259,21 @@ def test_a_node_is_forgiven_a_day_after_its_last_failure() -> None:
 
 def test_failures_without_a_time_are_forgiven_too() -> None:
     """Version 0.1.0 has recorded none."""
-    dated = forgiven(DDPJobStatus(node_failures={"a": 3, "b": 1}, excluded_nodes=("a",)), NOW)
+    policy = Restart(exclude_node_after=3)
+    dated = forgiven(policy, DDPJobStatus(node_failures={"a": 3, "b": 1}, excluded_nodes=("a",)), NOW)
     assert (dated.node_failures, dated.excluded_nodes) == ({"a": 3, "b": 1}, ("a",))
     assert dated.node_failure_times == {"a": NOW, "b": NOW}
-    assert forgiven(dated, later(FORGIVEN_SECONDS - 1)) == dated
-    late = forgiven(dated, later(FORGIVEN_SECONDS + 1))
+    assert forgiven(policy, dated, later(FORGIVEN_SECONDS - 1)) == dated
+    late = forgiven(policy, dated, later(FORGIVEN_SECONDS + 1))
     assert (late.node_failures, late.node_failure_times, late.excluded_nodes) == ({}, {}, ())
+
+
+def test_what_a_rule_has_excluded_without_a_time_stays_excluded() -> None:
+    """Version 0.1.0 has recorded neither the time nor the rule."""
+    policy = Restart(exclude_node_after=3)
+    known = DDPJobStatus(node_failures={"counted": 3, "ruled": 1}, excluded_nodes=("ruled", "counted"))
+    late = forgiven(policy, forgiven(policy, known, NOW), later(FORGIVEN_SECONDS + 1))
+    assert late.excluded_nodes == late.internal.rule_excluded_nodes == ("ruled",)
 
 
 def test_a_month_of_failures_rules_no_node_out() -> None:

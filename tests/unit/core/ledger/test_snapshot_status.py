@@ -118,6 +118,14 @@ def test_of_many_that_were_set_aside_the_newest_are_listed_and_reported_once(cou
     assert warnings(listed, again) == ()
 
 
+def test_one_that_an_earlier_attempt_had_reported_is_not_reported_again_with_nine_others() -> None:
+    known = after(HEALTHY, snapshotsSetAside=[{"message": f"{number}"} for number in range(MOST_REMEMBERED)])
+    nine = [{"message": "0"}, *({"message": f"later {number}"} for number in range(MOST_REMEMBERED - 1))]
+    listed = after(known, snapshotsSetAside=nine)
+    assert listed.corrupt_snapshots == tuple(item["message"] for item in nine)
+    assert after(listed, snapshotsSetAside=nine) == listed
+
+
 def test_a_list_that_is_none_is_ignored() -> None:
     for found in (None, "x", [1, {}, {"message": ""}]):
         assert after(HEALTHY, snapshotsSetAside=found) == HEALTHY
