@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 
 from ddp_trainer.snapshots.codec import tensorfile
+from ddp_trainer.snapshots.codec.state import Staging
 from ddp_trainer.snapshots.codec.tensorfile import Memory
 
 
@@ -29,6 +32,23 @@ def test_memory_is_unpinned_once_whether_it_is_released_or_dropped(calls: list[s
     released.release()
     del released
     assert calls == ["cudaHostRegister", "cudaHostUnregister"]
+
+
+def test_the_memory_of_a_state_that_has_changed_is_freed_before_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of an optimizer that begins to train more of the model."""
+    made: list[ref[Memory]] = []
+
+    class Noted(Memory):
+        def __init__(self, size: int, *, pinned: bool) -> None:
+            assert not any(earlier() for earlier in made), "both are held at once"
+            super().__init__(size, pinned=pinned)
+            made.append(ref(self))
+
+    monkeypatch.setattr(tensorfile, "Memory", Noted)
+    staging = Staging()
+    for size in (10, 20):
+        staging.stage({"model": {"w": torch.zeros(size)}})
+    assert len(made) == 2
 
 
 def test_memory_that_cannot_be_pinned_holds_a_snapshot_all_the_same(

@@ -225,6 +225,7 @@ class Buffers:
                 # give the old memory back before asking for the new
                 del self._held[file]
                 held[2].release()
+                held = None
             memory = Memory(layout.data_bytes, pinned=pinned)
             views = {key: slot.view(memory.data) for key, slot in layout.slots.items()}
             held = self._held[file] = (signature, layout, memory, views)
