@@ -104,6 +104,20 @@ def test_a_save_that_has_been_made_is_no_longer_asked_for(attach: Any) -> None:
     assert not run.should_save()
 
 
+def test_a_save_is_asked_for_until_it_is_made(attach: Any) -> None:
+    """By a program that saves after its validations alone, and counts steps of its own."""
+    run = attach()
+    run.resume()
+    due = []
+    for _ in range(6):
+        run.step_end()
+        due.append(run.should_save())
+        if run.step % 3 == 0 and run.should_save():
+            save(run, 100 + run.step)
+    assert due == [False, True, True, True, True, True]
+    assert not run.should_save()
+
+
 def test_a_stopped_run_that_saves_itself_ends_with_its_log_closed(attach: Any) -> None:
     before = set(threading.enumerate())
     run = attach()

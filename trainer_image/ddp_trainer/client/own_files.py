@@ -37,7 +37,7 @@ class OwnFiles:
     ) -> None:
         directory = job_directory(job.shared, job.name)
         self.should_save = False
-        """Whether the program is to save after this step."""
+        """Whether the program is to save: from the step at which it is time, until it does."""
         self._schedule: SaveSchedule | None = None
         if ranks is not None:
             every = SaveInterval.parse(job.snapshot_every)
@@ -84,7 +84,7 @@ class OwnFiles:
     def step_ended(self, progress: Progress, *, epoch_end: bool) -> None:
         """A step has ended: is it time to save?"""
         if self._schedule is not None:
-            self.should_save = self._schedule.after(progress, epoch_end=epoch_end)
+            self.should_save = self._schedule.after(progress, epoch_end=epoch_end) or self.should_save
 
     def epoch_ended(self, progress: Progress) -> None:
         """The last step was the last one of an epoch, which was not known when it ended: is it time to save?"""

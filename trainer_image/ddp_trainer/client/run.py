@@ -595,8 +595,7 @@ class Run:
         finite = self._loss_is_finite()
         with self.phase("save"), self._files.writing(progress, kind=kind, loss_is_finite=finite) as folder:
             yield folder
-        if at == self.step:
-            self._files.should_save = False
+        self._files.should_save = False
 
     def training_begins(self) -> None:
         """The program's library begins to train. Raises UserError where it has come to the end of a training of this
