@@ -265,6 +265,19 @@ def test_an_emergency_snapshot_has_no_scheduler_of_the_next_step(attach: Any) ->
     assert again.resume() == 0
 
 
+@pytest.mark.parametrize("total", [None, 3], ids=["steps without end", "the last step"])
+def test_a_failure_after_the_loop_leaves_an_emergency_snapshot_of_its_last_step(attach: Any, total: int | None) -> None:
+    """As of an evaluation, before its result is passed to finish."""
+    model, optimizer = model_and_optimizer()
+    seldom = {"DDPJOB_SNAPSHOT_EVERY": "100steps"}
+    run = attach(model, optimizer, total_steps=total, environ=seldom)
+    run.resume()
+    for _ in range(3):
+        run.step_end(step(model, optimizer))
+    run.emergency(MemoryError("in the evaluation"))
+    assert attach(model, optimizer, total_steps=total, environ=seldom).resume() == 3
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_end_of_each_micro_batch_is_no_end_of_a_step_wherever_the_run_begins(attach: Any, number: int) -> None:
     model, optimizer = model_and_optimizer()

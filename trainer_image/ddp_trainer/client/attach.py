@@ -78,12 +78,12 @@ def attach(
     small ones of which each rank has its own, such as its data loader's. With another number of ranks, those begin
     anew.
 
-    `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps
-    there are to be; both only for what is reported. `changes_with_optimizer` names those states, besides modules,
-    optimizers, schedulers and gradient scalers, that change only between `optimizer.step()` and `step_end`; with any
-    other there is no emergency snapshot, since it might be of the middle of a step. `config`, such as
-    `vars(arguments)`, is noted in the manifest of each snapshot, as JSON. `environ` is the process's own environment
-    unless it is given.
+    `global_batch` is the number of samples of one step on all ranks together, `total_steps` how many steps there are to
+    be; both are reported, and `step_end` leaves the snapshot of the last one to `finish`. `changes_with_optimizer`
+    names those states, besides modules, optimizers, schedulers and gradient scalers, that change only between
+    `optimizer.step()` and `step_end`; with any other there is no emergency snapshot, since it might be of the middle of
+    a step. `config`, such as `vars(arguments)`, is noted in the manifest of each snapshot, as JSON. `environ` is the
+    process's own environment unless it is given.
 
     A model's GPU becomes the current device of this process. Raises UserError for what cannot be saved rightly, and
     says what to do instead.

@@ -317,7 +317,7 @@ class Run:
 
         Call it after `optimizer.step()`, and after whatever else the step changes, such as `scheduler.step()`. Once all
         ranks agreed to stop, it has saved a snapshot, and `should_stop` says so. A loop that goes on nevertheless gets
-        Preempted at the next call. After the last of `total_steps` steps neither happens: `finish` is next.
+        Preempted at the next call. After the last of `total_steps` steps it neither saves nor stops: `finish` is next.
 
         A step that is not on `global_batch` samples says on how many, of all ranks together, with `samples`. Where
         ranks have different numbers of them, `weight` is this rank's share, 1 in the sum over all ranks; losses that
@@ -372,14 +372,15 @@ class Run:
             has_drawn=self._snapshots is None or self._snapshots.has_drawn(),
             has_updated=has_updated,
         )
-        if self.step == self._steps.total_steps and self._snapshots is not None:
-            return
-        if stop:
+        is_last = self.step == self._steps.total_steps and self._snapshots is not None
+        if stop and not is_last:
             self.stop()
         elif self._snapshots is not None:
             draws_nothing = None if self._steps.had_draws else self._steps.none_has_drawn
-            self._snapshots.step_end(self._steps.progress, epoch_end=epoch_end, none_has_drawn=draws_nothing)
-            if self._compared:
+            self._snapshots.step_end(
+                self._steps.progress, epoch_end=epoch_end, none_has_drawn=draws_nothing, may_save=not is_last
+            )
+            if self._compared and not is_last:
                 self._compare()  # after what an emergency snapshot needs: a rank may be lost in it
         else:
             self._files.step_ended(self._steps.progress, epoch_end=epoch_end)

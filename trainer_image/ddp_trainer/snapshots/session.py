@@ -283,8 +283,9 @@ class Snapshots:
         *,
         epoch_end: bool = False,
         none_has_drawn: NoneHasDrawn | None = None,
+        may_save: bool = True,
     ) -> None:
-        """Say that an optimizer step is done; saves if it is time. Raises FencedError if fenced.
+        """Say that an optimizer step is done; saves if it is time, and it `may_save`. Raises FencedError if fenced.
 
         `none_has_drawn` is given, on all ranks alike, where none had drawn random numbers in the step before
         (`Boundaries.reached`).
@@ -293,7 +294,7 @@ class Snapshots:
         if self._saver is not None:
             self._saver.collect()
         self._boundaries.step_ended(progress.step)
-        if self._schedule.after(progress, epoch_end=epoch_end):
+        if may_save and self._schedule.after(progress, epoch_end=epoch_end):
             self.save(progress)
         elif self._boundaries.obstacle is None:
             self._boundaries.reached(progress, none_has_drawn, generators)
