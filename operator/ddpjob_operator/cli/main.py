@@ -137,8 +137,9 @@ def run(
 ) -> None:
     """Run a DDPJob, or a script, on this machine, without a cluster, root or Docker.
 
-    Restarts, snapshots and messages are the same as on a cluster. Ctrl-C saves a snapshot and stops the run; the same
-    command resumes it. Exit codes: 0 succeeded, 1 failed, 2 invalid file or unsuitable machine, 130 stopped by Ctrl-C.
+    Restarts, snapshots and messages are the same as on a cluster. Ctrl-C saves a snapshot and stops the run; the
+    same command resumes it, with --resume in place of --fresh. Exit codes: 0 succeeded, 1 failed, 2 invalid file or
+    unsuitable machine, 130 stopped by Ctrl-C.
     """
     from ddpjob_operator.cli.documents import BadFile
     from ddpjob_operator.cli.run import run as run_here

@@ -26,6 +26,7 @@ from ddpjob_operator.local.volume import (
     VolumeError,
     created_after_others,
     folder_is_gone,
+    has_begun_anew,
     has_written_files,
     lock_job,
     log_tail,
@@ -60,7 +61,7 @@ def run(submission: Submission, shared: Path, chaos: str | None, logs: Logs = Lo
             with lock_job(folder, job.name):
                 job = replace(job, created=created_after_others(folder, job.name, job.created))
                 outcome = _run(replace(submission, job=job), machine, fault, logs)
-                return _conclude(job, outcome, fault, newest_snapshot(folder, job.name))
+                return _conclude(job, outcome, fault, _to_resume_from(folder, job))
     except VolumeError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -105,6 +106,15 @@ def _run(submission: Submission, machine: Machine, fault: KillRank | None, logs:
         return asyncio.run(Runner(job, machine, display, fault, logs).run())
 
 
+def _to_resume_from(shared: Path, job: Job) -> int | None:
+    """The step of the newest snapshot that another run may resume from. One that begins anew has none before it has set
+    those of earlier runs aside.
+    """
+    if job.spec.snapshots.resume == "Own" and not has_begun_anew(shared, job.name, job.uid):
+        return None
+    return newest_snapshot(shared, job.name)
+
+
 def _work(machine: Machine, job: Job) -> Path:
     """Where a script with submitted code has its relative paths."""
     return machine.shared / "work" / job.name
@@ -128,7 +138,8 @@ def _refuse(*problems: str) -> int:
 def _conclude(job: Job, outcome: Outcome, fault: KillRank | None, snapshot: int | None) -> int:
     status = outcome.status
     if outcome.stopped_by is not None:
-        print(_how_to_resume(status, snapshot, built_in=job.spec.is_built_in))
+        anew = job.spec.snapshots.resume == "Own"
+        print(_how_to_resume(status, snapshot, built_in=job.spec.is_built_in, anew=anew))
         return 128 + outcome.stopped_by
     if status.phase is Phase.SUCCEEDED:
         print(success_in_words(status))
@@ -143,7 +154,7 @@ def _conclude(job: Job, outcome: Outcome, fault: KillRank | None, snapshot: int 
     return FAILED
 
 
-def _how_to_resume(status: DDPJobStatus, snapshot: int | None, *, built_in: bool) -> str:
+def _how_to_resume(status: DDPJobStatus, snapshot: int | None, *, built_in: bool, anew: bool) -> str:
     reported = status.progress.step if status.progress else None
     step = max(reported or 0, snapshot or 0)  # the last report may be older than what the ranks have saved since
     where = f"stopped at step {step}" if step else "stopped before the first step"
@@ -151,6 +162,8 @@ def _how_to_resume(status: DDPJobStatus, snapshot: int | None, *, built_in: bool
         return f"{where}; the same command starts the script again, which resumes if it loads what it has saved"
     if snapshot is None:
         return f"{where}; there is no snapshot yet: the same command starts from the beginning"
+    if anew:  # each run is a new job, for which the snapshots of this one are another's
+        return f"{where}; run the command again with --resume (in place of --fresh) to resume from step {snapshot}"
     return f"{where}; run the same command again to resume from step {snapshot}"
 
 

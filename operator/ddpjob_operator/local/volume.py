@@ -99,6 +99,13 @@ def newest_snapshot(shared: Path, job: str) -> int | None:
     return max((int(match[1]) for match in steps if match), default=None)
 
 
+def has_begun_anew(shared: Path, job: str, uid: str) -> bool:
+    """Whether the run with this uid, which begins anew, has set aside what earlier runs of the job have saved; the
+    trainer makes the folder at the end of that, also if there was nothing.
+    """
+    return (shared / "checkpoints" / job / "earlier" / uid).is_dir()
+
+
 def has_written_files(shared: Path, job: str) -> bool:
     """Whether scripts of this job have left files in their working directory, beside those of its code."""
     work, code = shared / "work" / job, dict[str, list[str]]()

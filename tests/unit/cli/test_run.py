@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from tests.support.local_run import new_job
 
+from ddp_trainer.snapshots.trust.earlier import set_aside
+from ddp_trainer.snapshots.trust.fence import Fence
 from ddpjob_operator.api.status import DDPJobStatus, Progress
-from ddpjob_operator.cli.run import _conclude, _how_it_begins
+from ddpjob_operator.cli.run import _conclude, _how_it_begins, _to_resume_from
 from ddpjob_operator.local.runner import Outcome
 
 
@@ -30,6 +33,36 @@ def test_a_run_that_was_stopped_says_where_it_is_and_how_to_resume(
     code = _conclude(new_job("digits", {}), Outcome(status, signal.SIGINT), None, snapshot)
     assert code == 130
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "said"),
+    [
+        (5, "stopped at step 7; run the command again with --resume (in place of --fresh) to resume from step 5"),
+        (None, "stopped at step 7; there is no snapshot yet: the same command starts from the beginning"),
+    ],
+)
+def test_the_same_command_would_begin_anew_once_more(
+    snapshot: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run is a new job: with --fresh it sets aside what the one before has saved."""
+    job = new_job("digits", {"snapshots": {"resume": "Own"}})
+    _conclude(job, Outcome(DDPJobStatus(progress=Progress(step=7)), signal.SIGINT), None, snapshot)
+    assert said in capsys.readouterr().out
+
+
+def test_snapshots_of_before_are_none_to_resume_from_until_they_are_set_aside(tmp_path: Path) -> None:
+    """A run may be stopped while its ranks still import torch."""
+    checkpoints = tmp_path / "checkpoints" / "digits"
+    (checkpoints / "step-000000000070").mkdir(parents=True)
+    fresh = new_job("digits", {"snapshots": {"resume": "Own"}})
+    assert _to_resume_from(tmp_path, new_job("digits", {})) == 70
+    assert _to_resume_from(tmp_path, fresh) is None
+    fence = Fence.acquire(checkpoints, created=1, attempt=0, uid=fresh.uid)
+    set_aside(checkpoints, fence)
+    assert _to_resume_from(tmp_path, fresh) is None
+    (checkpoints / "step-000000000005").mkdir()
+    assert _to_resume_from(tmp_path, fresh) == 5
 
 
 @pytest.mark.parametrize(
