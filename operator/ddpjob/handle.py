@@ -132,8 +132,9 @@ class AsyncJob:
     ) -> AsyncGenerator[Line, None]:
         """What the ranks print: with `follow` as it comes, over all attempts until the job has ended.
 
-        `rank` or `node`, a node rank, chooses whose lines; `attempt` is the newest by default. Of the lines of each pod
-        that match `grep`, `tail` leaves the last so many, and `since` those of so long ago and newer.
+        `rank` or `node`, a node rank, chooses whose lines; `attempt` is the newest by default, and one that is named is
+        followed to its own end. Of the lines of each pod that match `grep`, `tail` leaves the last so many, and `since`
+        those of so long ago and newer.
 
         Once the pods are gone, and once the DDPJob is, a short-lived pod reads the newest attempt from the volume, and
         is deleted when the generator ends or is closed; its lines have no time stamp. `claim` names the claim of a job

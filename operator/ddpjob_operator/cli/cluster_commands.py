@@ -267,7 +267,9 @@ def logs(
     shared: Shared = None,
     namespace: Namespace = None,
     context: Context = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job has ended, or the attempt that is named.")
+    ] = False,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
     node: Annotated[int | None, typer.Option(min=0, help="Only the ranks of this node rank.")] = None,
     attempt: Annotated[int | None, typer.Option(min=0, help="Of this attempt; by default the newest.")] = None,
@@ -275,7 +277,10 @@ def logs(
     since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only newer lines, such as 10m.")] = None,
     grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
     on_volume: Annotated[
-        bool, typer.Option("--on-volume", help="From the volume also where pods are left, for those that are gone.")
+        bool,
+        typer.Option(
+            "--on-volume", help="From the volume also where pods are left, for those that are gone; not with --follow."
+        ),
     ] = False,
     claim: Annotated[
         str | None,
@@ -291,8 +296,8 @@ def logs(
     On a terminal each rank has a colour, unless NO_COLOR is set. Once the pods are gone, and once the DDPJob is, a
     short-lived pod reads the logs from the volume, while that is there; Ctrl-C deletes it. Beyond the role
     ddpjob-operator-submit it takes the rights to create, get and delete pods and to get persistentvolumeclaims, as the
-    role edit has them. Exit codes: 0 printed, or with --follow succeeded; 1 with --follow failed; 2 no such job or
-    volume, or the cluster refused, 130 Ctrl-C.
+    role edit has them. Exit codes: 0 printed, or with --follow succeeded, or the job goes on after the attempt; 1 with
+    --follow failed; 2 no such job or volume, or the cluster refused, 130 Ctrl-C.
     """
     import re
 
@@ -319,6 +324,8 @@ def logs(
         if follow and tail is not None and (wanted.is_selective or node is not None or since is not None):
             raise refused(("--tail: with --shared and --follow it counts all lines; leave it or the selection out",))
         raise typer.Exit(show_folder_logs(shared, name, wanted, follow=follow))
+    if on_volume and follow:
+        raise refused(("--on-volume, --follow: the volume is read as it is; leave one of them out",))
     from ddpjob_operator.cli.logs import show_logs
     from ddpjob_operator.cli.on_cluster import Cluster
     from ddpjob_operator.follow.job_lines import Volume

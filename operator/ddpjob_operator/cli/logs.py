@@ -18,7 +18,7 @@ from ddpjob_operator.wire.jobs import parse_status
 
 
 def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool, volume: Volume) -> int:
-    """Print what the ranks have printed or, with `follow`, print it until the job has ended."""
+    """Print what the ranks have printed or, with `follow`, print it until the job or the attempt has ended."""
 
     async def ask(client: Client, namespace: str) -> int:
         is_shown = False
@@ -32,7 +32,7 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool, volume:
             if not is_shown and volume.claim is None:
                 await _print_tail(client, namespace, name)
             raise
-        return await _code(client, namespace, name) if follow and volume.claim is None else SUCCEEDED
+        return await _code(client, namespace, name, wanted) if follow and volume.claim is None else SUCCEEDED
 
     return asked(cluster, ask)
 
@@ -45,12 +45,16 @@ async def _print_tail(client: Client, namespace: str, name: str) -> None:
             print("\n".join(map(visible, failure.log_tail.splitlines())))
 
 
-async def _code(client: Client, namespace: str, name: str) -> int:
-    """That of a job that was followed to its end; how one ended that is gone is not known."""
+async def _code(client: Client, namespace: str, name: str, wanted: Wanted) -> int:
+    """That of a job that was followed to its end, or to that of an attempt after which it goes on. How one ended that
+    is gone is not known.
+    """
     try:
         status = parse_status((await read_job(client, namespace, name)).get("status") or {})
     except ApiError as error:
         if not error.not_found:
             raise
+        return SUCCEEDED
+    if not status.is_final and wanted.is_before(status.attempt):
         return SUCCEEDED
     return SUCCEEDED if status.phase is Phase.SUCCEEDED else FAILED

@@ -44,8 +44,9 @@ async def job_lines(
     volume: Volume,
     note: Note = lambda _: None,
 ) -> Lines:
-    """Those of the pods as they are now or, with `follow`, as they come until the job has ended; of a job whose pods
-    are gone, those on its volume. Close it to stop early: that deletes the pod that reads the volume.
+    """Those of the pods as they are now or, with `follow`, as they come until the job has ended; of a job or an
+    attempt whose pods are gone, those on its volume. Close it to stop early: that deletes the pod that reads the
+    volume.
 
     Raises:
         ApiError: there is no such job, its volume is gone or cannot be read, or the cluster refused.
@@ -70,7 +71,7 @@ async def _source(
     status, pods = parse_status(job.get("status") or {}), await read_pods(client, namespace, job)
     logs = JobLogs(client, namespace, name, ranks_per_node(job), wanted)
     views = pods_of(map(parse_pod, pods), wanted, logs.ranks_per_node)
-    goes_on = follow and not status.is_final
+    goes_on = follow and not status.is_final and not wanted.is_before(status.attempt)
     if volume.always or (not views and may_be_on_volume_alone(status, wanted) and not goes_on):
         return on_volume.of_job(job, pods)
     return _followed(logs, note) if follow else _as_they_are(logs, views, note)

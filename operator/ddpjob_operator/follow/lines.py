@@ -41,6 +41,10 @@ class Wanted:
         """Whether lines are chosen by what is in them, which the kubelet cannot do."""
         return self.rank is not None or self.pattern is not None
 
+    def is_before(self, attempt: int) -> bool:
+        """Whether an attempt is named that is over once the job is in this one."""
+        return self.attempt is not None and self.attempt < attempt
+
     def node_of(self, ranks_per_node: int) -> int | None:
         """The only node rank with lines that are wanted."""
         return self.node if self.rank is None else self.rank // ranks_per_node

@@ -80,7 +80,8 @@ class JobLogs:
                 note(said)
 
     async def follow(self, say: Callable[[Line], None], note: Callable[[str], None]) -> bool:
-        """Each line as it comes, of this attempt and of those that follow, until the job has ended.
+        """Each line as it comes, of this attempt and of those that follow, until the job has ended; of an attempt that
+        is named, until that one has.
 
         Then what is left of the logs is read: of a pod that has time to end, until it has ended; of others, as long as
         lines come. A pod of a lost node stays, and its log does not end.
@@ -108,7 +109,7 @@ class JobLogs:
                     attempt = max(pod.attempt, attempt or 0)
                     reading = asyncio.create_task(self._stream(pod, say, note), name=f"log of {pod.name}")
                     streams[pod.uid] = _Stream(pod.name, reading)
-                is_over = status.is_final or (self.wanted.attempt is not None and status.attempt > self.wanted.attempt)
+                is_over = status.is_final or self.wanted.is_before(status.attempt)
                 there = {pod.uid: pod for pod in pods}
                 for uid, stream in streams.items():
                     if is_over or uid not in there:

@@ -26,8 +26,7 @@ _PROBLEM = "error: "
 
 def may_be_on_volume_alone(status: DDPJobStatus, wanted: Wanted) -> bool:
     """Whether a job without wanted pods had some, whose logs its volume has."""
-    is_earlier = wanted.attempt is not None and wanted.attempt < status.attempt
-    return status.is_final or status.phase is Phase.SUSPENDED or is_earlier
+    return status.is_final or status.phase is Phase.SUSPENDED or wanted.is_before(status.attempt)
 
 
 @dataclass(frozen=True, slots=True)

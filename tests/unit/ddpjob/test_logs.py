@@ -42,6 +42,16 @@ def lines_of(**wanted: Any) -> list[str]:
         return [str(line) for line in job.logs(**wanted)]
 
 
+@pytest.mark.parametrize("follow", [True, False])
+async def test_an_attempt_that_is_over_is_read_from_the_volume_while_the_job_runs(api: Api, follow: bool) -> None:
+    """Its pods are gone, and no line of it comes any more."""
+    assert api.job is not None
+    api.job["status"] = {"phase": "Running", "attempt": 2}
+    async with await get() as job:
+        assert [str(line) async for line in job.logs(attempt=1, follow=follow)] == READ
+    assert api.commands == [["/mnt/shared", "train", "--attempt=1"]]
+
+
 async def test_without_asyncio_it_is_the_same(api: Api) -> None:
     assert await asyncio.to_thread(lines_of, rank=1, grep="step") == READ
     assert (api.gone.is_set(), api.readers) == (True, {})
@@ -147,6 +157,19 @@ async def test_the_command_prints_the_same_lines_and_its_exit_code_is_of_the_job
     assert ("a short-lived pod reads the logs" in said.err) is bool(printed)
     if code:
         assert said.err.endswith("error: the volume has no logs of pods of train\n")
+
+
+@pytest.mark.parametrize(
+    ("phase", "attempt", "exit_code"),
+    [("Running", 2, SUCCEEDED), ("Restarting", 2, SUCCEEDED), ("Failed", 2, FAILED), ("Failed", 1, FAILED)],
+)
+async def test_an_attempt_that_was_followed_to_its_end_is_no_failure_of_a_job_that_goes_on(
+    api: Api, phase: str, attempt: int, exit_code: int
+) -> None:
+    assert api.job is not None
+    api.job["status"] = {"phase": phase, "attempt": attempt}
+    cluster = Cluster(namespace="default")
+    assert await asyncio.to_thread(show_logs, cluster, "train", Wanted(attempt=1), True, Volume()) == exit_code
 
 
 async def test_a_refusal_in_words_of_a_job_has_no_escape_sequences(

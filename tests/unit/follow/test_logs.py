@@ -462,3 +462,9 @@ def test_no_time_at_all_is_refused_as_kubelets_do(since: str) -> None:
     done = CliRunner().invoke(app, ["logs", "digits", "--follow", "--since", since])
     said = f"error: --since: {since} is no time; write such as 10m, or --tail 0 for new lines only\n"
     assert (done.exit_code, done.output) == (2, said)
+
+
+def test_a_volume_is_not_followed() -> None:
+    done = CliRunner().invoke(app, ["logs", "digits", "--follow", "--on-volume"])
+    said = "error: --on-volume, --follow: the volume is read as it is; leave one of them out\n"
+    assert (done.exit_code, done.output) == (2, said)
