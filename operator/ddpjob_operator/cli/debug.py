@@ -14,6 +14,7 @@ from ddpjob_operator.core.manifests.debug_pod import Visit, build_debug_pod
 from ddpjob_operator.core.values.job import Job, Manifest
 from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.follow.debug import Failed, as_text, failed_pod, in_words, pod_of, shell_command
+from ddpjob_operator.follow.outage import is_passing
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.reader import image_of
 from ddpjob_operator.follow.volume_pod import SECONDS_BETWEEN_LOOKS, started_pod
@@ -94,7 +95,11 @@ async def _run(command: tuple[str, ...]) -> int:
 
 
 async def _until_it_ends(client: Client, path: str) -> None:
-    """Until its time is over, or somebody deletes it. A connection that breaks is made again."""
+    """Until its time is over, or somebody deletes it. An API server that does not answer for a while is asked again.
+
+    Raises:
+        ApiError: the cluster refused, or the login has ended.
+    """
     while True:
         try:
             pod = await client.get(path, "pods")
@@ -103,6 +108,6 @@ async def _until_it_ends(client: Client, path: str) -> None:
         except ApiError as error:
             if error.not_found:
                 return
-            if error.status != 0:
+            if not is_passing(error):
                 raise
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
+from tests.unit.virtual_time import run
 from typer.testing import CliRunner
 
-from ddpjob_operator.cli.debug import _failed
+from ddpjob_operator.cli.debug import _failed, _until_it_ends
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.cli.on_cluster import Cluster
 from ddpjob_operator.cli.parameters import GlobalOptions
-from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.errors import NO_CONFIGURATION, ApiError
 from ddpjob_operator.wire.jobs import parse_job
 
 
@@ -41,3 +43,45 @@ def test_what_is_given_to_copy_asks_the_same_cluster(
     with pytest.raises(ApiError) as refusal:
         _failed(job, pods, Cluster(context="prod"), "default")
     assert said in refusal.value.message
+
+
+class Answers:
+    """An API server that gives these answers, one after the other: a phase of the pod, or an error."""
+
+    def __init__(self, answers: Sequence[str | ApiError]) -> None:
+        self.left = list(answers)
+
+    async def get(self, path: str, resource: str) -> dict[str, Any]:
+        answer = self.left.pop(0)
+        if isinstance(answer, ApiError):
+            raise answer
+        return {"status": {"phase": answer}}
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        ApiError(0, "ConnectionFailed", "it broke"),
+        ApiError(429, "TooManyRequests", "later"),
+        ApiError(500, "InternalError", "etcdserver: leader changed"),
+        ApiError(503, "ServiceUnavailable", "shutting down"),
+    ],
+)
+def test_an_api_server_that_is_busy_or_away_for_a_while_does_not_take_the_shell_away(passing: ApiError) -> None:
+    api = Answers(["Running", passing, passing, "Running", "Failed"])
+    run(_until_it_ends(cast(Any, api), "pods/debug"))
+    assert api.left == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError(0, NO_CONFIGURATION, "log in again"),
+        ApiError(403, "Forbidden", "no"),
+        ApiError(401, "Unauthorized", ""),
+    ],
+)
+def test_a_login_that_has_ended_and_a_refusal_are_not_waited_for(refusal: ApiError) -> None:
+    with pytest.raises(ApiError) as raised:
+        run(_until_it_ends(cast(Any, Answers(["Running", refusal])), "pods/debug"))
+    assert raised.value is refusal
