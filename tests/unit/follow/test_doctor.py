@@ -132,6 +132,8 @@ def test_a_cluster_in_which_nothing_stops_a_job_is_ok_throughout() -> None:
 
 
 PROBLEM, WARNING, OK, UNKNOWN = Level.PROBLEM, Level.WARNING, Level.OK, Level.UNKNOWN
+OF_TEAM_A = elsewhere(deployment(NAMESPACES="team-a", NETWORK_POLICY="off"))
+"""The operator of another team, which serves its namespaces only."""
 OPERATOR_MISSING = {"deployments": (), "leases": ()}
 OLD_JOB = named("digits", spec={})
 OLD_JOB["metadata"]["creationTimestamp"] = (NOW - timedelta(minutes=5)).isoformat()
@@ -304,6 +306,18 @@ NO_INGRESS = policy(policyTypes=["Ingress"])
             "(ingress)",
         ),
         ("network", {"policies": (NO_INGRESS,), "deployments": UNREAD}, WARNING, "unless the operator makes policies"),
+        (
+            "network",
+            {"policies": (NO_INGRESS,), "deployments": (OF_TEAM_A, deployment())},
+            OK,
+            "no NetworkPolicy keeps",
+        ),
+        (
+            "network",
+            {"policies": (NO_INGRESS,), "deployments": (OF_TEAM_A,)},
+            WARNING,
+            "unless the operator makes policies",
+        ),
         (
             "network",
             {"policies": (policy(podSelector={"matchLabels": {"app": "web"}}, policyTypes=["Egress"]),)},

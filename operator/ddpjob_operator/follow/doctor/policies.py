@@ -9,7 +9,7 @@ from ddpjob_operator.core.values.names import DOMAIN, LABEL_MANAGED_BY, LABEL_UI
 from ddpjob_operator.follow.doctor.facts import Facts, Hook, Unread
 from ddpjob_operator.follow.doctor.findings import Finding, ok, problem, unknown, warning
 from ddpjob_operator.follow.doctor.nodes import named
-from ddpjob_operator.follow.doctor.operator import environment
+from ddpjob_operator.follow.doctor.operator import environment, serves
 from ddpjob_operator.wire.objects import Object
 
 OF_A_POD = {LABEL_MANAGED_BY: MANAGED_BY} | {
@@ -166,7 +166,8 @@ def _names(facts: Facts, specs: Iterable[Object]) -> str:
 
 
 def _mode(facts: Facts) -> str | None:
-    """Which policies the operator makes; None if its Deployment is not seen."""
-    if isinstance(facts.deployments, Unread) or not facts.deployments:
+    """Which policies the operator of the namespace makes; None if its Deployment is not seen."""
+    if isinstance(facts.deployments, Unread):
         return None
-    return environment(facts.deployments[0]).get("DDPJOB_OPERATOR_NETWORK_POLICY") or "off"
+    serving = next((item for item in facts.deployments if serves(item, facts.namespace)), None)
+    return None if serving is None else environment(serving).get("DDPJOB_OPERATOR_NETWORK_POLICY") or "off"
