@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import re
 import sys
 from collections import deque
@@ -55,6 +56,8 @@ class JobLogs:
     """The stamp of the newest line by the uid of its pod, also of one that is not wanted."""
     _refused: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """The uids of pods whose logs may not be read."""
+    _places: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The node rank by the uid of its pod, as of the last look: a pod that goes on may take another one."""
 
     async def now(self, note: Callable[[str], None] = lambda _: None) -> AsyncIterator[Line]:
         """Every line that the pods have now, by time; then a note if some of the job's nodes have none any more."""
@@ -94,6 +97,8 @@ class JobLogs:
         """
         streams: dict[str, _Stream] = {}
         attempt, is_over, patient = self.wanted.attempt, False, Patient(note)
+        clock = asyncio.get_running_loop().time
+        looked = clock()
         try:
             while True:
                 if not is_over:
@@ -101,13 +106,17 @@ class JobLogs:
                     status = parse_status(job.get("status") or {})
                 found = await patient.read(read_pods, self.client, self.namespace, job)
                 pods, pods_took = [parse_pod(pod) for pod in found], patient.took
+                before, looked = looked, clock()
+                moved = self._placed(pods)
                 for pod in pods_of(pods, self.wanted, self.ranks_per_node):
                     if pod.uid in streams or pod.phase is PodPhase.PENDING:
                         continue
                     if self.wanted.attempt is None and attempt is not None and pod.attempt > attempt:
                         note(f"attempt {pod.attempt} begins")
                     attempt = max(pod.attempt, attempt or 0)
-                    reading = asyncio.create_task(self._stream(pod, say, note), name=f"log of {pod.name}")
+                    # a second more: the kubelet counts from when it is asked
+                    newest = math.ceil(looked - before) + 1 if pod.uid in moved else None
+                    reading = asyncio.create_task(self._stream(pod, say, note, newest), name=f"log of {pod.name}")
                     streams[pod.uid] = _Stream(pod.name, reading)
                 is_over = status.is_final or self.wanted.is_before(status.attempt)
                 there = {pod.uid: pod for pod in pods}
@@ -122,6 +131,18 @@ class JobLogs:
             for stream in streams.values():
                 stream.task.cancel()
             await asyncio.gather(*(stream.task for stream in streams.values()), return_exceptions=True)
+
+    def _placed(self, pods: Iterable[PodView]) -> set[str]:
+        """Remember where each pod is now; the uids of those that were elsewhere at the last look."""
+        moved = set[str]()
+        for pod in pods:
+            # what comes late of an attempt that is named is of the place that the pod had then
+            if pod.node_rank is None or self.wanted.attempt not in (None, pod.attempt):
+                continue
+            if self._places.get(pod.uid, pod.node_rank) != pod.node_rank:
+                moved.add(pod.uid)
+            self._places[pod.uid] = pod.node_rank
+        return moved
 
     async def _whole(self, pod: PodView, most: int | None = None) -> Iterable[Line] | None:
         """None if it has no log yet, or none any more."""
@@ -138,11 +159,17 @@ class JobLogs:
             return None
         return kept
 
-    async def _stream(self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None]) -> None:
-        """One pod's log to its end. A connection that breaks is made again, from the last line on; that is said once
-        until there is another line. A log that may not be read is asked for once, and the job is followed without it.
+    async def _stream(
+        self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None], newest: int | None = None
+    ) -> None:
+        """One pod's log to its end, all of it or from so many seconds ago on (`newest`): before, it had another place.
+
+        A connection that breaks is made again, from the last line on; that is said once until there is another line. A
+        log that may not be read is asked for once, and the job is followed without it.
         """
         query, so_far, said_at = self.wanted.query(), SoFar(), None
+        if newest is not None:
+            query["sinceSeconds"] = str(min(newest, self.wanted.since_seconds or newest))
         begins_late = self.wanted.tail is not None and self.wanted.is_selective
         while True:
             try:
@@ -182,9 +209,10 @@ class JobLogs:
                         continue
                     raise _Absent
                 is_there = True
-                line = parse_line(raw, pod.node_rank or 0, self.ranks_per_node)
+                node = self._places.get(pod.uid, pod.node_rank or 0)
+                line = parse_line(raw, node, self.ranks_per_node)
                 self._newest[pod.uid] = max(self._newest.get(pod.uid, ""), line.stamp)
-                if is_wanted(line, self.wanted):
+                if self.wanted.node_of(self.ranks_per_node) in (None, node) and is_wanted(line, self.wanted):
                     yield line
         except ApiError as error:
             if error.status in _NOT_YET:

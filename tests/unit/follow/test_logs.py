@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from ddpjob_operator.cli.main import app
 from ddpjob_operator.cli.parameters import seconds
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, PodPhase, PodView
-from ddpjob_operator.follow.lines import Wanted, is_wanted, nodes_without_log, parse_line, pods_of
+from ddpjob_operator.follow.lines import Line, Wanted, is_wanted, nodes_without_log, parse_line, pods_of
 from ddpjob_operator.follow.logs import LOGS_AT_ONCE, JobLogs
 from ddpjob_operator.runtime.errors import ApiError
 
@@ -291,14 +291,16 @@ class Following:
         if self.away[0] <= asyncio.get_running_loop().time() < self.away[1]:
             raise ApiError(0, "ConnectionFailed", "connection reset by peer")
 
-    def follow(self, wanted: Wanted | None = None, most: float = 900) -> tuple[bool, float, list[str], list[str]]:
+    def follow(
+        self, wanted: Wanted | None = None, most: float = 900, show: Callable[[Line], str] = lambda line: line.text
+    ) -> tuple[bool, float, list[str], list[str]]:
         """Whether it succeeded, after how many seconds, the lines and the notes."""
         lines, notes = list[str](), list[str]()
 
         async def followed() -> tuple[bool, float]:
             logs = JobLogs(cast(Any, self), "default", "digits", ranks_per_node=1, wanted=wanted or Wanted())
             async with asyncio.timeout(most):
-                succeeded = await logs.follow(lambda line: lines.append(line.text), notes.append)
+                succeeded = await logs.follow(lambda line: lines.append(show(line)), notes.append)
             return succeeded, asyncio.get_running_loop().time()
 
         return *run(followed()), lines, notes
@@ -376,6 +378,53 @@ def test_a_pod_that_goes_on_in_the_next_attempt_does_not_hold_up_the_end_of_the_
     _, seconds_spent, _, notes = api.follow(Wanted(attempt=0))
     assert 20 < seconds_spent < 40
     assert notes == ["digits-0-0 goes on; its log is not followed any more"]
+
+
+class OfOneClock(Following):
+    """Its pods print at virtual times, and the kubelet knows how old a line is."""
+
+    def __init__(self, printed: dict[str, Sequence[tuple[float, str]]], *args: Any) -> None:
+        super().__init__(*args, {})
+        self.printed = printed
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        clock = asyncio.get_running_loop().time
+        oldest = clock() - float(query.get("sinceSeconds", "inf"))
+        for time, text in self.printed[path.split("/")[-2]]:
+            if time >= oldest:
+                await asyncio.sleep(time - clock())
+                yield f"2030-01-01T12:{time // 60:02.0f}:{time % 60:02.0f}Z {text}"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown"),
+    [
+        (Wanted(), ["[rank 0] a", "[rank 1] b", "[rank 1] c", "[rank 0] d", "[rank 1] e", "[rank 0] f"]),
+        (Wanted(rank=0), ["[rank 0] a", "[rank 0] d", "[rank 0] f"]),
+        (Wanted(node=1), ["[rank 1] b", "[rank 1] c", "[rank 1] e"]),
+        (Wanted(rank=0, tail=5), ["[rank 0] a", "[rank 0] d", "[rank 0] f"]),
+        (Wanted(rank=0, since_seconds=600), ["[rank 0] a", "[rank 0] d", "[rank 0] f"]),
+    ],
+)
+@pytest.mark.parametrize("scope", ["InPlace", "Live"])
+def test_a_pod_that_takes_another_place_has_the_ranks_of_that_place_from_then_on(
+    wanted: Wanted, shown: list[str], scope: str
+) -> None:
+    """The second pod takes the place of the first one, which is gone, and a new pod that of the second."""
+    attempt = 1 if scope == "InPlace" else 0
+    moved, new = json_pod(0, 1), json_pod(attempt, 1) | {"status": {"phase": "Running"}}
+    moved["metadata"]["labels"] = json_pod(attempt, 0)["metadata"]["labels"]
+    new["metadata"] |= {"name": "new", "uid": "new"}
+    ended = [item | {"status": {"phase": "Succeeded"}} for item in (moved, new)]
+    printed: dict[str, Sequence[tuple[float, str]]] = {
+        "digits-0-0": [(5, "a")],
+        "digits-0-1": [(10, "b"), (20, "c"), (60, "d"), (80, "f")],
+        "new": [(70, "e")],
+    }
+    pods = [(0, [json_pod(0, 0), json_pod(0, 1)]), (50, [moved, new]), (90, ended)]
+    api = OfOneClock(printed, [(0, 0, "Running"), (50, attempt, "Running"), (90, attempt, "Succeeded")], pods)
+    succeeded, _, lines, _ = api.follow(wanted, show=str)
+    assert (succeeded, lines) == (True, shown)
 
 
 def test_of_a_pod_that_is_gone_the_connection_is_closed() -> None:
