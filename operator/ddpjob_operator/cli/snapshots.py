@@ -28,6 +28,7 @@ from ddpjob_operator.follow.volume_export import export
 from ddpjob_operator.follow.volume_snapshots import (
     CHANGES,
     Snapshot,
+    has_no_directory,
     parse_snapshots,
     run_on_volume,
     snapshots_on_volume,
@@ -44,7 +45,11 @@ def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ())
     """Run the trainer's command on a folder of this machine; its exit code."""
     checkpoints = shared.expanduser().absolute() / "checkpoints"
     directory = checkpoints / name
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or not directory.is_dir():
+    is_name = re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) is not None
+    if is_name and command == "ls" and not directory.is_dir() and (checkpoints.parent / "logs" / name).is_dir():
+        print(f"no snapshot in {directory}")
+        return SUCCEEDED
+    if not is_name or not directory.is_dir():
         jobs = sorted(path.name for path in checkpoints.glob("*"))
         found = [job for job in jobs if newest_snapshot(checkpoints.parent, job) is not None]
         there = f"it has those of {', '.join(found[:10])}" if found else "name the folder of the run with --shared"
@@ -90,15 +95,27 @@ def show_record(cluster: Cluster, name: str, output: Output = Output.TEXT) -> in
 
 def show_on_volume(cluster: Cluster, name: str, image: str | None, output: Output) -> int:
     """Print the snapshots that the volume of a job on a cluster has."""
-    if output is Output.TEXT:
-        return run_in_pod(cluster, name, "ls", (), image)
 
     async def ask(client: Client, namespace: str) -> int:
+        if output is Output.TEXT:
+            return await _list_on_volume(client, namespace, name, image)
         found = await snapshots_on_volume(client, namespace, name, image, print_note)
         _print([as_json(snapshot) for snapshot in found], output)
         return SUCCEEDED
 
     return asked(cluster, ask)
+
+
+async def _list_on_volume(client: Client, namespace: str, name: str, image: str | None) -> int:
+    """Print what the trainer's command lists; its exit code, or 0 where the job has not saved anything yet."""
+    lines: list[str] = []
+    code, _ = await run_on_volume(client, namespace, name, "ls", (), image=image, say=lines.append, note=print_note)
+    if code != SUCCEEDED and has_no_directory(lines):
+        print(f"no snapshot of {name} is on its volume")
+        return SUCCEEDED
+    for line in lines:
+        print(line)
+    return code
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:

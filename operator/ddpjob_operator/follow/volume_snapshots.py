@@ -118,15 +118,20 @@ async def snapshots_on_volume(
     return parse_snapshots(lines)
 
 
+def has_no_directory(lines: Sequence[str]) -> bool:
+    """Whether a command failed, by its lines, because the job has not saved anything yet."""
+    return bool(lines) and _NO_DIRECTORY in lines[-1]
+
+
 def raise_unless_empty(lines: Sequence[str], what: str) -> None:
     """Of the lines of a command that failed: nothing is wrong where the job has not saved anything yet.
 
     Raises:
         ApiError: with its last line.
     """
-    said = lines[-1] if lines else what
-    if _NO_DIRECTORY in said:
+    if has_no_directory(lines):
         return
+    said = lines[-1] if lines else what
     if _OLDER_IMAGE in said:
         said = "the trainer image is older than this, and lists snapshots as text only; name a newer one with --image"
         said += ", in Python image="

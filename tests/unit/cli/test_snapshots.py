@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.local_run import PACKAGES
 
-from ddpjob_operator.cli.snapshots import run_here, what_begins_it
+from ddpjob_operator.cli.parameters import Output
+from ddpjob_operator.cli.snapshots import run_here, show_here, what_begins_it
 from ddpjob_operator.local.volume import lock_job, newest_snapshot
 from ddpjob_operator.wire.jobs import parse_job
 
@@ -69,6 +70,19 @@ def test_a_run_shows_the_step_that_it_is_to_begin_from(shared: Path) -> None:
     assert newest_snapshot(shared, "digits") == 10
     (shared / "checkpoints" / "digits" / "restore.json").write_text('{"step": 5, "after": ""}')
     assert newest_snapshot(shared, "digits") == 5
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [(Output.TEXT, "no snapshot in {}/checkpoints/began\n"), (Output.JSON, '{{\n  "snapshots": []\n}}\n')],
+)
+def test_a_job_that_has_only_logs_has_no_snapshots(
+    shared: Path, output: Output, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shared / "logs" / "began" / "pods").mkdir(parents=True)
+    assert show_here(shared, "began", output) == 0
+    assert capsys.readouterr().out == said.format(shared)
+    assert run_here(shared, "began", "rm", ["--step", "10"]) == 2
 
 
 @pytest.mark.parametrize("name", ["digitz", "../digits", "."])

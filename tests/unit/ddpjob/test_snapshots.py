@@ -73,6 +73,30 @@ async def test_a_job_that_has_not_saved_anything_has_none(
         assert await job.snapshots() == ()
 
 
+@pytest.mark.parametrize("output", Output)
+async def test_a_command_for_a_job_that_has_not_saved_anything_lists_none(
+    api: Api, tmp_path: Path, capsys: pytest.CaptureFixture[str], output: Output
+) -> None:
+    trainers_command(["ls", str(tmp_path / "train")])
+    api.log, api.code = capsys.readouterr().out.splitlines(), 2
+    assert await asyncio.to_thread(show_on_volume, Cluster(namespace="default"), "train", None, output) == SUCCEEDED
+    said = capsys.readouterr().out
+    if output is Output.TEXT:
+        assert said == "no snapshot of train is on its volume\n"
+    else:
+        assert LOADS[output](said) == {"snapshots": []}
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_the_command_prints_what_the_trainer_lists(
+    api: Api, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    api.log, api.code = ["step 20  final", "step 10  BAD"], code
+    assert await asyncio.to_thread(show_on_volume, Cluster(namespace="default"), "train", None, Output.TEXT) == code
+    assert capsys.readouterr().out.splitlines() == api.log
+    assert api.commands == [["ls", "/mnt/shared/checkpoints/train"]]
+
+
 LOADS = {Output.JSON: json.loads, Output.YAML: yaml.safe_load}
 
 
