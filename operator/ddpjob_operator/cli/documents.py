@@ -60,7 +60,7 @@ class Document:
 
     file: str
     number: int | None
-    """Its place in the file, from 1; None if it is the only one."""
+    """Its place in the file, from 1, with empty ones counted; None if it is the only one that is not empty."""
     content: Any
     node: yaml.Node
     duplicate_keys: tuple[tuple[int, str], ...]
@@ -108,10 +108,10 @@ def read_documents(name: str) -> list[Document]:
         raise BadFile((f"{name}: is not valid YAML: {error}; write the value in quotes",)) from error
     finally:
         loader.dispose()
-    documents = [each for each in found if each[0] is not None]
+    documents = [(number, *each) for number, each in enumerate(found, start=1) if each[0] is not None]
     return [
         Document(name, number if len(documents) > 1 else None, content, node, twice)
-        for number, (content, node, twice) in enumerate(documents, start=1)
+        for number, content, node, twice in documents
     ]
 
 

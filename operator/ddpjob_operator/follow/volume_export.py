@@ -66,9 +66,9 @@ async def export(
     note: Note,
     moved: Moved,
 ) -> Export:
-    """Write a state of a job's newest valid snapshot, or of that of a step, into the folder `to`: all files, or none.
+    """Write a state of a job's newest valid snapshot, or of that of a step, into the folder `to`.
 
-    `say` gets the lines of a command that failed.
+    All files come and are compared before the first one gets its name. `say` gets the lines of a command that failed.
 
     Raises:
         ApiError: there is no such job, the pod could not be made or did not start, the files cannot be read from it or

@@ -405,7 +405,7 @@ def _state(pod: PodView) -> str:
 
 
 def _warnings(seen: Seen) -> tuple[Section, ...]:
-    """The newest warning of each reason, newest last."""
+    """The newest warning of each reason and object, the five newest of these at most, newest last."""
     newest = {(warned.reason, warned.about): warned for warned in seen.warnings}
     lines = [
         f"{_ago(warned.time, seen.now)} ago  {warned.about}: {warned.reason}: {_first(warned.message)}"

@@ -160,3 +160,11 @@ def test_lines_count_from_the_top_of_the_file_in_every_document(tmp_path: Path) 
     namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
     text = f"{namespace}---\n{MINIMAL.replace('nodes: 2', 'nodes: 0')}"
     assert problems(tmp_path, text) == ["job.yaml:10 (document 2): spec.nodes: 0 is too small; use 1 or more"]
+
+
+@pytest.mark.parametrize("empty", ["", "# nothing yet\n", "null\n"])
+def test_an_empty_document_counts_among_those_of_the_file(tmp_path: Path, empty: str) -> None:
+    namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
+    text = f"{namespace}---\n{empty}---\n{MINIMAL.replace('nodes: 2', 'nodes: 0')}"
+    (problem,) = problems(tmp_path, text)
+    assert problem.endswith(" (document 3): spec.nodes: 0 is too small; use 1 or more")
