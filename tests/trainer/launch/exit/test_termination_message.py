@@ -58,6 +58,28 @@ def test_long_fields_are_cut_in_the_order_of_the_contract(long, cut):
     assert {name for name in EXAMPLE if short[name] != original[name]} == cut
 
 
+@pytest.mark.parametrize("exception", [None, "ValueError: bad"])
+def test_many_metrics_are_cut_before_what_says_why_the_pod_ended(exception):
+    values = {f"validation/accuracy_of_class_{number}": 0.123456789 for number in range(150)}
+    texts = {"message": "rank 1 raised ValueError", "exception": exception, "traceback": exception and "x" * 900}
+    short = json.loads(encode(EXAMPLE | texts | {"metrics": values}))
+    assert {name: short[name] for name in texts} == texts
+    kept = short["metrics"]
+    assert kept == dict(list(values.items())[: len(kept)])
+    one_more = dict(list(values.items())[: len(kept) + 1])
+    assert len(json.dumps(short | {"metrics": one_more}, ensure_ascii=False).encode()) > 4096, "cut by more than needed"
+
+
+def test_a_long_traceback_leaves_a_part_of_the_metrics_and_they_leave_most_of_it():
+    values = {f"metric_{number}": 0.5 for number in range(300)}
+    encoded = encode(EXAMPLE | {"traceback": "x" * 9000, "exception": "ValueError: bad", "metrics": values})
+    short = json.loads(encoded)
+    assert 1000 < len(json.dumps(short["metrics"])) <= 1024
+    assert len(short["traceback"]) > 2000
+    assert short["exception"] == "ValueError: bad"
+    assert len(encoded) == 4096
+
+
 def test_of_a_traceback_the_end_is_kept_and_of_a_message_the_beginning():
     long = EXAMPLE | {"traceback": "start" + "x" * 5000 + "ValueError", "message": "rank 1" + "y" * 5000}
     short = json.loads(encode(EXAMPLE | {"traceback": long["traceback"]}))

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from ddp_trainer.launch.status.pod_state import progress
 
 MESSAGE_BYTES: Final = 4096
 """The kubelet cuts what is longer (Kubernetes, "Customizing the termination message")."""
+
+METRICS_BYTES: Final = 1024
+"""Of a message that is too long, so much of the metrics stays: the rest is for what says why the pod ended."""
 
 _OUTCOMES: Final = {
     EXIT_OK: "Succeeded",
@@ -90,6 +94,8 @@ def encode(message: Mapping[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
     Of a traceback the end is kept, where the error is; of the others the beginning.
     """
     cut = dict(message)
+    if (excess := len(_json(cut)) - limit) > 0:
+        cut["metrics"] = _first_of(cut["metrics"], max(METRICS_BYTES, len(_json_text(cut["metrics"])) - excess))
     for name in ("traceback", "exception", "cut", "message"):
         excess = len(_json(cut)) - limit
         text = cut[name]
@@ -97,14 +103,19 @@ def encode(message: Mapping[str, Any], limit: int = MESSAGE_BYTES) -> bytes:
             return _json(cut)
         if text:
             cut[name] = _shortened(text, len(_json_text(text)) - excess, keep_end=name == "traceback")
-    if len(_json(cut)) > limit:
-        cut["metrics"] = {}
     return _json(cut)
 
 
 def write(path: Path, encoded: bytes) -> None:
     """Write in place: /dev/termination-log is a mount of its own, which no rename can replace (EBUSY)."""
     path.write_bytes(encoded)
+
+
+def _first_of(values: Mapping[str, float], size: int) -> dict[str, float]:
+    """The first of `values`, as many as `size` bytes of JSON hold."""
+    # the two braces of one value are as long as the separator between two
+    ends = accumulate(len(_json_text({name: value})) for name, value in values.items())
+    return {name: value for (name, value), end in zip(values.items(), ends, strict=True) if end <= size}
 
 
 def _shortened(text: str, size: int, *, keep_end: bool) -> str | None:
