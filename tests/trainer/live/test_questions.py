@@ -204,3 +204,11 @@ def test_the_silence_of_one_member_is_not_that_of_the_next(monkeypatch: pytest.M
 
     watch.watch(lambda: watched[min(len(lost), 1)], lambda: False, found, over)
     assert lost["b"] - lost["a"] >= 0.5
+
+
+def test_a_member_that_comes_and_leaves_again_is_silent_only_since_then() -> None:
+    inquiry = Inquiry(ALIVE)
+    inquiry._silent_since["own"] = time.monotonic() - 100.0
+    assert inquiry.answers().silent["own"] >= 100.0
+    inquiry.answers({"own"})
+    assert "own" not in inquiry.answers().silent

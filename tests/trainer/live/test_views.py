@@ -19,6 +19,7 @@ from ddp_trainer.live.views import (
     Verdict,
     View,
     judged,
+    lost,
     mates,
     source_of_state,
     successors,
@@ -115,6 +116,12 @@ def test_ranks_that_are_silent_in_a_pod_that_is_lost_go_on_nowhere() -> None:
     assert judged(view(8, procs=2), "0.0", answers, joining=[], least=2, waited=0.0, procs=2) is Verdict.PROPOSE
     others = Answers(arrived={"5.0"}, gone={"2.0"}, silent={"0.0": LONG, "1.0": LONG, "3.0": LONG})
     assert judged(view(6, procs=2), "4.0", others, joining=[], least=2, waited=0.0, procs=2) is Verdict.WAIT
+
+
+def test_a_rank_that_has_arrived_is_not_lost_by_a_question_that_it_left_open_before() -> None:
+    """Nobody asks it again, so the question stays open."""
+    answers = Answers(arrived={"1.0", "3.0"}, gone={"3.0"}, silent={"1.0": LONG, "2.0": LONG})
+    assert lost(view(4), "0.0", answers) == ["2.0", "3.0"]
 
 
 def test_a_view_survives_its_file() -> None:

@@ -117,8 +117,10 @@ class Inquiry:
 
     def answers(self, arrived: Collection[str] = (), found_silent: Collection[str] = ()) -> Answers:
         """What is known by now. Members that others have `found_silent` are so as soon as one question here stays
-        without an answer, too.
+        without an answer, too. That one has arrived is an answer: if it leaves again, its silence begins anew.
         """
+        for one in arrived:
+            self._silent_since.pop(one, None)
         now = time.monotonic()
         silent = {
             one: max(now - since, SILENT_SECONDS if one in found_silent else 0.0)

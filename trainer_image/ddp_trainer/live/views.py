@@ -94,9 +94,10 @@ class Verdict(Enum):
 
 
 def lost(view: View, own: str, answers: Answers) -> list[str]:
-    """Ids of the other members that will not come."""
+    """Ids of the other members that will not come. One that has arrived was silent before, and is not asked again."""
     others = (member.id for member in view.members if member.id != own)
-    return [one for one in others if one in answers.gone or answers.silent.get(one, 0.0) >= SILENT_SECONDS]
+    silent = {one for one, seconds in answers.silent.items() if seconds >= SILENT_SECONDS}.difference(answers.arrived)
+    return [one for one in others if one in answers.gone or one in silent]
 
 
 def coordinator(view: View, own: str, answers: Answers) -> Member:
