@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def test_nodes_that_see_new_files_late_answer_each_other_and_agree(two: tuple[Ac
         answers = answers_of(asking)
         assert answers.missing == ()
         assert [account["nodeRank"] for account in answers.accounts] == [0, 1]
-    first.publish({"version": 1, "rank": 1}, lambda: None)
+    first.publish(lambda: {"version": 1, "rank": 1})
     eventually(lambda: second.verdict is not None, "the verdict on the other node")
     assert second.verdict == {"version": 1, "rank": 1}
 
@@ -146,8 +147,8 @@ def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, mon
         def ask(self) -> None:
             pass
 
-        def publish(self, verdict, before) -> None:
-            published.append(verdict)
+        def publish(self, make) -> None:
+            published.append(make())
 
     monkeypatch.setattr(gang_watch, "Accounts", Asked)
     watch = GangWatch(pod)
@@ -173,6 +174,40 @@ def test_a_node_is_the_cause_only_once_it_has_been_missing_for_a_minute(pod, mon
     assert "the launcher of node rank 1 gives no account" in published[0]["message"]
     assert looked(1123.0, all_here) == 2
     assert published[1]["rank"] == 0
+
+
+def test_the_message_names_the_file_of_all_nodes_only_where_it_was_saved(pod, monkeypatch) -> None:
+    monkeypatch.setattr("ddp_trainer.launch.stacks.COPY_SECONDS", 100.0)  # a busy disk may take long
+    watch, own = GangWatch(pod), f"stacks-attempt-{pod.attempt}-node-{pod.node_rank}.txt"
+    watch._stacks = time.monotonic(), {0: 'Current thread:\n  File "/opt/app/train.py", line 3 in wait\n'}
+    answers = Answers(({"version": 1, "nodeRank": 0, "ranks": [WAITS | {"rank": 0}]},), ())
+    agreed = {"rank": 0, "nodeRank": 0, "message": "rank 0 stood in wait (train.py:3)", "stack": ""}
+    all_saved = watch.save_stacks(watch._agreed(agreed | {"file": watch._save_all(answers, "title")}))
+    assert all_saved.message.endswith(f"Stacks: {pod.log_dir / f'stacks-attempt-{pod.attempt}.txt'}")
+    assert all_saved.message.count("rank 0 stood in") == 1
+    eventually(lambda: watch._accounts._is_made, "the folder of the questions, which its thread makes")
+    shutil.rmtree(pod.log_dir)
+    pod.log_dir.write_text("no folder can be here")
+    not_saved = watch.save_stacks(watch._agreed(agreed | {"file": watch._save_all(answers, "title")}))
+    assert not_saved.message.endswith(f"Stacks: {pod.run_dir / own}")
+    watch.close()
+
+
+def test_a_node_that_judges_alone_names_the_file_that_it_has_saved_and_where_its_ranks_stood(pod, monkeypatch) -> None:
+    """The volume hangs: there is no file of all nodes, and no other launcher has said where the ranks stood."""
+    monkeypatch.setattr("ddp_trainer.launch.stacks.COPY_SECONDS", 100.0)  # a busy disk may take long
+    watch, stacks = GangWatch(pod), {0: 'Current thread:\n  File "/opt/app/train.py", line 3 in wait\n'}
+    watch._stacks = time.monotonic(), stacks
+    monkeypatch.setattr(watch, "_take_stacks", lambda: stacks)
+    monkeypatch.setattr(watch, "_own_ranks", lambda now, again=False: [Rank(0, "train", 5, now - 10_000.0, 0.1)])
+    monkeypatch.setattr(watch._accounts, "answers", lambda: Answers((), (0, 1)))
+    pod.log_dir.parent.mkdir(parents=True, exist_ok=True)
+    stall = watch.look(time.monotonic(), may_ask=True)
+    assert stall is not None
+    message = watch.save_stacks(stall).message
+    assert message.endswith(f"Stacks: {pod.log_dir / f'stacks-attempt-{pod.attempt}-node-{pod.node_rank}.txt'}")
+    assert "rank 0 stood in wait (train.py:3)" in message
+    watch.close()
 
 
 def test_a_rank_that_goes_on_as_it_is_asked_after_is_not_silent(pod, monkeypatch, tmp_path) -> None:

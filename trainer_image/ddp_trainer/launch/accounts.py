@@ -121,8 +121,7 @@ class Accounts:
         """That question and those that other nodes have asked since: an answer to any of them is one to it."""
         self._found: dict[int, Account] = {}
         self._answers: Answers | None = None
-        self._to_publish: Mapping[str, Any] | None = None
-        self._before_publishing: Callable[[], None] = lambda: None
+        self._to_publish: Callable[[], Mapping[str, Any]] | None = None
         self.verdict: Mapping[str, Any] | None = None
         """What the gang has agreed on, once a launcher has published it."""
         self._wake, self._looked, self._closed = threading.Event(), threading.Event(), False
@@ -151,9 +150,11 @@ class Accounts:
                 self._asked_at = None
             return found
 
-    def publish(self, verdict: Mapping[str, Any], before: Callable[[], None]) -> None:
-        """Have `verdict` be the one of the gang, unless another launcher was first; `before` is called before that."""
-        self._to_publish, self._before_publishing = verdict, before
+    def publish(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Have what `make` returns, on the thread of this object, be the verdict of the gang, unless another launcher
+        was first.
+        """
+        self._to_publish = make
         self._wake.set()
 
     def final(self, seconds: float) -> Mapping[str, Any] | None:
@@ -192,8 +193,7 @@ class Accounts:
         if self.verdict is None:
             self.verdict = self._folder.read(VERDICT)
         if self._to_publish is not None and self.verdict is None:
-            self._before_publishing()
-            self.verdict = self._folder.write_once(VERDICT, self._to_publish)
+            self.verdict = self._folder.write_once(VERDICT, self._to_publish())
         if asked_at is not None and asked_at != self._open:
             question = os.urandom(8).hex()
             self._folder.ask(question)

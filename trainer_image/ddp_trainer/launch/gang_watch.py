@@ -50,6 +50,10 @@ class Stall:
     here: bool
     stack: str = ""
     """Of that rank, as its node has given it."""
+    has_frames: bool = True
+    """Whether `message` says where the ranks stood."""
+    file: str | None = None
+    """The name of the file that has the stacks of all nodes; None where none was saved."""
 
 
 class GangWatch:
@@ -122,13 +126,12 @@ class GangWatch:
         name = f"stacks-attempt-{self._pod.attempt}-node-{self._pod.node_rank}.txt"
         path = save_stacks(texts, stall.message, [self._pod.log_dir, self._pod.run_dir], name)
         message = stall.message
-        if self._accounts is None:
+        if not stall.has_frames:
             message = f"{message}. {_frames({rank: innermost_frame(text) for rank, text in texts.items()}, stall.rank)}"
         stack = script_stack(texts.get(stall.rank, "")) or stall.stack
         if stack:
             message += f". Stack of rank {stall.rank}: {stack}"
-        has_all = self._accounts is not None and not self._pod.live
-        where = self._pod.log_dir / self._file_of_all if has_all and path is not None else path
+        where = path if stall.file is None else self._pod.log_dir / stall.file
         return replace(stall, message=f"{message}. Stacks: {where or 'could not be saved'}")
 
     def close(self) -> None:
@@ -154,7 +157,7 @@ class GangWatch:
         if found is None:
             self._next_question = now + self._pause
             return None
-        return Stall(found.rank, found.message, here=True)
+        return Stall(found.rank, found.message, here=True, has_frames=False)
 
     def _judge(self, answers: Answers, now: float) -> Stall | None:
         """Publish the verdict, if there is one. Ranks that recover live go on without a rank that stands still: its
@@ -168,7 +171,7 @@ class GangWatch:
         if self._pod.live:
             stall = self._agreed(verdict)
             return stall if stall.here else None
-        self._accounts.publish(verdict, lambda: self._save_all(answers, verdict["message"]))
+        self._accounts.publish(lambda: {**verdict, "file": self._save_all(answers, verdict["message"])})
         return None
 
     def _verdict(self, answers: Answers, now: float) -> dict[str, Any] | None:
@@ -189,19 +192,18 @@ class GangWatch:
             "stack": _stack_of(answers.accounts, found.rank) or "",
         }
 
-    @property
-    def _file_of_all(self) -> str:
-        return f"stacks-attempt-{self._pod.attempt}.txt"
-
-    def _save_all(self, answers: Answers, title: str) -> None:
-        """The stacks of all nodes in one file; on the thread of `accounts`, which may wait for the volume."""
+    def _save_all(self, answers: Answers, title: str) -> str | None:
+        """The stacks of all nodes in one file; on the thread of `accounts`, which may wait for the volume. Its name, or
+        None where the volume did not take it.
+        """
         ranks = [one for account in answers.accounts for one in account["ranks"]]
         texts = {one["rank"]: one.get("stack", "") for one in ranks}
-        save_stacks(texts, title, [self._pod.log_dir], self._file_of_all)
+        path = save_stacks(texts, title, [self._pod.log_dir], f"stacks-attempt-{self._pod.attempt}.txt")
+        return None if path is None else path.name
 
     def _agreed(self, verdict: Mapping[str, Any]) -> Stall:
         here = verdict["nodeRank"] == self._pod.node_rank and verdict["rank"] >= 0
-        return Stall(verdict["rank"], verdict["message"], here, verdict["stack"])
+        return Stall(verdict["rank"], verdict["message"], here, verdict["stack"], file=verdict.get("file"))
 
     @property
     def _pause(self) -> float:
