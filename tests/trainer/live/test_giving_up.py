@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,6 +146,22 @@ def test_the_reason_is_on_record_once(folder: Path) -> None:
     register = Register(folder)
     said = [register.give_up(f"reason {number}") for number in range(3)]
     assert (said, register.given_up) == ([True, False, False], "reason 0")
+
+
+def test_a_process_whose_link_was_made_although_it_was_refused_is_the_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS that has lost the reply asks again, and finds its own link."""
+    register, link = Register(folder), Path.hardlink_to
+
+    def refused(path: Path, target: Path) -> None:
+        with suppress(FileExistsError):
+            link(path, target)
+        raise FileExistsError(path)
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    said = [register.give_up(f"reason {number}") for number in range(2)]
+    assert (said, register.given_up) == ([True, False], "reason 0")
 
 
 def test_the_smaller_half_goes_on_once_it_has_waited(
