@@ -111,6 +111,14 @@ def test_the_ranks_of_whole_pods_count(answers: Answers, joining: list[int], ver
     assert found is verdict
 
 
+def test_a_pod_and_the_newer_one_in_its_place_count_once() -> None:
+    answers, newer = Answers(arrived={"1.0"}, gone={"2.0", "3.0"}), [member(place, 1, procs=2) for place in (0, 1)]
+    found = [
+        judged(view(4, procs=2), "0.0", answers, joining=newer, least=least, waited=0.0, procs=2) for least in (2, 4)
+    ]
+    assert found == [Verdict.PROPOSE, Verdict.TOO_FEW]
+
+
 def test_ranks_that_are_silent_in_a_pod_that_is_lost_go_on_nowhere() -> None:
     answers = Answers(arrived={"1.0"}, gone={"2.0", "4.0", "6.0"}, silent={"3.0": LONG, "5.0": LONG, "7.0": LONG})
     assert judged(view(8, procs=2), "0.0", answers, joining=[], least=2, waited=0.0, procs=2) is Verdict.PROPOSE

@@ -147,7 +147,7 @@ def judged(
 
     here = {own, *answers.arrived}
     left = size(member for member in view.members if member.id in here)
-    if left + size(joining) < least:
+    if len(successors(view, own, answers.arrived, joining, procs)) < least:
         return Verdict.GIVE_UP if waited >= REPLACEMENT_SECONDS else Verdict.TOO_FEW
     # only a silent member may be going on elsewhere; one whose process has ended cannot
     elsewhere = size(one for one in view.members if one.id not in here and one.id not in answers.gone)
