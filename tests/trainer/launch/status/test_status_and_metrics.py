@@ -272,6 +272,14 @@ def test_counters_go_on_when_another_process_takes_the_ranks_place(pod, tmp_path
     assert values['ddpjob_train_steps_total{ddpjob="digits"}'] == 150
 
 
+def test_a_look_that_does_not_find_the_heartbeat_of_rank_0_counts_nothing_twice(tmp_path):
+    ledger = CounterLedger()
+    for rank in (0, 1):
+        trained(tmp_path, rank=rank, steps=120)
+    both = [beat | {"pid": 11 + beat["rank"]} for beat in read_heartbeats(tmp_path)]
+    assert [ledger.totals(0, found)["steps"] for found in (both, both[1:], both)] == [120, 120, 120]
+
+
 def test_counters_go_on_in_the_next_attempt_of_the_same_pod(pod, tmp_path):
     ledger = CounterLedger()
     trained(tmp_path, steps=120)

@@ -17,17 +17,18 @@ class CounterLedger:
         self._lock = threading.Lock()
 
     def totals(self, attempt: int, heartbeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """What has been counted, with the newest heartbeats of `attempt` among it.
+        """What has been counted, with the newest heartbeats of `attempt` among it, of which rank 0's may be missing.
 
         Call it with the last ones of an attempt as well: what was counted since the last scrape is lost otherwise.
         """
         with self._lock:
-            if heartbeats and (self._process is None or attempt >= self._process[0]):
-                process = (attempt, heartbeats[0]["pid"])  # a pid may be used again in a later attempt
+            first = next((heartbeat for heartbeat in heartbeats if heartbeat["rank"] == 0), None)
+            if first is not None and (self._process is None or attempt >= self._process[0]):
+                process = (attempt, first["pid"])  # a pid may be used again in a later attempt
                 if process != self._process:
                     self._before = _add(self._before, self._current)
                     self._process = process
-                self._current = heartbeats[0]["counters"]
+                self._current = first["counters"]
             return _add(self._before, self._current)
 
 
