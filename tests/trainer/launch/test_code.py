@@ -343,6 +343,15 @@ def test_what_the_job_has_replaced_itself_stays_after_a_restart(shared: Path, ca
     assert "config/ü.yaml" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("edited", [{}, {"train.py": "# edited"}], ids=["same", "edited"])
+def test_a_copy_with_its_time_of_a_file_of_the_code_is_of_the_job(shared: Path, edited: Mapping[str, str]) -> None:
+    files = FILES | {"config.yaml": "width: 8\n", "configs/large.yaml": "width: 512\n"}
+    work = run(shared, files)
+    shutil.copy2(work / "configs/large.yaml", work / "config.yaml")
+    run(shared, files | edited)
+    assert texts(work) == files | edited | {"config.yaml": "width: 512\n"}
+
+
 def test_data_of_the_code_that_the_job_has_changed_stays_until_its_author_changes_it(shared: Path, capsys) -> None:
     work = run(shared, FILES | {"train.log": "epoch 1\n"})
     change(work / "train.log")

@@ -75,9 +75,11 @@ def plan_files(paths: Collection[str], found: Mapping[str, Whose]) -> FilePlan:
     )
 
 
-def whose_is(file: Path, path: str, entry: Entry | None, known: Collection[str]) -> Whose | None:
+def whose_is(
+    file: Path, path: str, entry: Entry | None, known: Collection[str], *, has_record: bool = True
+) -> Whose | None:
     """None if nothing is there. `entry` is the file of the code at this path, if it has one; `known` are the digests of
-    what was put there.
+    what was put there, all of them if this job `has_record` of that.
     """
     try:
         found = file.lstat()
@@ -100,9 +102,12 @@ def whose_is(file: Path, path: str, entry: Entry | None, known: Collection[str])
         return "job"
     if entry is not None and sha256 == entry.sha256:
         return "code"
-    # A node that goes down may leave a file without its content; one that was written to later has another time. The
-    # record of what was put there may be lost too, and the time of such a file still follows from what is in it.
-    digests = {*known, *((entry.sha256,) if entry is not None else ()), *((sha256,) if sha256 is not None else ())}
+    # A node that goes down may leave a file without its content; one that was written to later has another time.
+    digests = {*known, *((entry.sha256,) if entry is not None else ())}
+    if not has_record and sha256 is not None:
+        # The time of what was put there still follows from what is in it. So does that of a copy which the job has made
+        # of another file of its code with its time, as `shutil.copy2` does: with a record that is the job's.
+        digests.add(sha256)
     if sha256 in known or found.st_mtime in map(time_of, digests):
         return "earlier"
     return "changed" if may_be_changed else "job"
@@ -138,6 +143,7 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
     remove_leftovers(record.parent, time.time())
     before = _read(record, listing)
     known, is_new = _files(before), before.get("sha256") != code.sha256
+    has_record = "sha256" in before
     wanted = {path: {entry.sha256} for path, entry in listing.items()}
     is_recorded = not is_new and known == wanted
     if not is_new:
@@ -152,7 +158,7 @@ def copy_code(listing: Listing, code: SubmittedCode, shared: Path, job: str) -> 
         """What is in the place of this file or folder of the code; None for a folder too that is one."""
         if path not in listing and not (work / path).is_symlink() and (work / path).is_dir():
             return None
-        whose = whose_is(work / path, path, listing.get(path), known.get(path, ()))
+        whose = whose_is(work / path, path, listing.get(path), known.get(path, ()), has_record=has_record)
         return "changed" if whose == "job" and path in programs else whose
 
     found = _look(listing, look)
