@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -167,6 +168,30 @@ def test_a_volume_that_hangs_holds_up_neither_the_output_nor_the_end(
     assert capfd.readouterr().out.splitlines()[-1] == "line 199"
     with path.open("rb") as late:  # lets the thread go
         assert header(time.time(), "digits-2-0", named.uid, named.procs_per_node)[:4] == late.read(4)
+
+
+@copies
+def test_output_that_comes_without_a_pause_keeps_no_error_waiting(
+    named: PodEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed_on, read = threading.Event(), output._Stream.read
+
+    def without_a_pause(stream: output._Stream) -> bytes:
+        if stream._number == 1 and not passed_on.is_set():
+            return b"output\n"
+        chunk = read(stream)
+        if b"error" in chunk:
+            passed_on.set()
+        return chunk
+
+    monkeypatch.setattr(output._Stream, "read", without_a_pause)
+    copy = OutputCopy(named)
+    os.write(2, b"error\n")
+    is_passed_on = passed_on.wait(PATIENCE_SECONDS)
+    passed_on.set()
+    copy.close()
+    assert is_passed_on
+    assert "error" in texts(named.shared, named.job)
 
 
 @pytest.mark.processes

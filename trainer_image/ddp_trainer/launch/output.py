@@ -92,12 +92,12 @@ class OutputCopy:
         os.close(self._closing)
 
     def _pass_on(self, *, is_over: bool = False) -> None:
-        """All that is there now."""
-        for stream in self._streams:
-            while chunk := stream.read():
+        """All that is there now, a part of each stream in turn: one that comes without a pause keeps no other back."""
+        while parts := [(stream, chunk) for stream in self._streams if (chunk := stream.read())]:
+            for stream, chunk in parts:
                 self._add(stream.lines(chunk))
-            if is_over:
-                self._add(stream.lines(b"\n") if stream.has_partial else [])
+        for stream in self._streams if is_over else ():
+            self._add(stream.lines(b"\n") if stream.has_partial else [])
 
     def _add(self, lines: list[bytes]) -> None:
         if lines and self._target is not None:  # what a spare prints before it has a place is in its log alone
