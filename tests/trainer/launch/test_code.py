@@ -114,7 +114,8 @@ def set_(**fields: object) -> Alter:
         ({"x": "", "x/y": ""}, None, "is a file and a folder"),
         ({"x/y": "", "x": ""}, None, "is a file and a folder"),
         ({"x": "changed"}, None, "was expected: submit the code again"),
-        ({str(number): "" for number in range(101)}, None, "more than 100 files"),
+        ({str(number): "" for number in range(101)}, None, "more than 100 files and folders"),
+        ({str(number): "" for number in range(101)}, set_(type=tarfile.DIRTYPE), "more than 100 files and folders"),
     ],
 )  # fmt: skip
 def test_what_may_not_be_submitted_is_named_and_nothing_of_it_stays(

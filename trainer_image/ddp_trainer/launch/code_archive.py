@@ -123,7 +123,7 @@ class _Rules:
         self._members += 1
         self._bytes += member.size
         if self._members > MOST_FILES:
-            raise UserError(f"the submitted code has more than {MOST_FILES:,} files; {_LEAVE_OUT}")
+            raise UserError(f"the submitted code has more than {MOST_FILES:,} files and folders; {_LEAVE_OUT}")
         if self._bytes > MOST_BYTES:
             raise too_large()
         problem = _path_problem(path)
