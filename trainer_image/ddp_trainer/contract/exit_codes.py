@@ -2,7 +2,8 @@
 
 Exit codes are the contract with the operator (docs/contracts.md section 3). Inside a rank they are raised as
 exceptions, so that `finally` blocks and context managers run; `ddp_trainer.rank.worker` turns them into the code
-and into an outcome file.
+and into an outcome file. One that its own environment raises, before the script begins, is not turned into either: the
+operator and the launcher set it, and the rank ends as Python does, with code 1.
 """
 
 from __future__ import annotations
