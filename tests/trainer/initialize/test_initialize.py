@@ -21,8 +21,8 @@ from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, r
 
 from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import UserError
-from ddp_trainer.contract.json_files import read_json
-from ddp_trainer.initialize.__main__ import Initializer, parse, run
+from ddp_trainer.contract.json_files import read_json, write_json
+from ddp_trainer.initialize.__main__ import MARKERS, Initializer, parse, run
 from ddp_trainer.initialize.sources import FetchError
 
 
@@ -87,6 +87,71 @@ def test_what_was_replaced_by_a_file_of_equal_size_is_fetched_again_where_its_ch
     task = Initializer("dataset", "digits.bin", source=web.url, sha256=DIGEST)
     run(task, shared, shared)
     (shared / "digits.bin").write_bytes(bytes(len(BODY)))
+    run(task, shared, shared)
+    assert (shared / "digits.bin").read_bytes() == BODY
+
+
+def test_a_folder_that_gained_a_file_is_not_fetched_again(shared: Path) -> None:
+    task, mounted = Initializer("model", "models/tiny", source="pvc://models/tiny"), pvcs(shared)
+    run(task, shared, mounted)
+    (shared / "models" / "tiny" / "labels.cache").write_text("made by a job")
+    (mounted / "models" / "tiny" / "config.json").write_text("changed")
+    run(task, shared, mounted)
+    assert (shared / "models" / "tiny" / "labels.cache").exists()
+    assert (shared / "models" / "tiny" / "config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "weights" / "0.bin").write_bytes(BODY[1:]),
+    ],
+    ids=["a file less", "a byte less"],
+)
+def test_a_folder_that_lost_something_is_fetched_again(shared: Path, damage: Callable[[Path], None]) -> None:
+    task, mounted = Initializer("model", "models/tiny", source="pvc://models/tiny"), pvcs(shared)
+    run(task, shared, mounted)
+    damage(shared / "models" / "tiny")
+    run(task, shared, mounted)
+    assert (shared / "models" / "tiny" / "config.json").read_text() == "{}"
+    assert (shared / "models" / "tiny" / "weights" / "0.bin").read_bytes() == BODY
+
+
+def mark_as_done(task: Initializer, shared: Path, files: int = 1, size: int = 1) -> None:
+    """As a run of it did that left so much."""
+    known = {"version": 1, "name": task.name, "path": task.path, "files": files, "bytes": size}
+    write_json(shared / MARKERS / f"{task.digest}.json", known)
+
+
+def test_a_script_that_was_done_is_not_run_again_as_something_is_added_or_removed(shared: Path) -> None:
+    task = Initializer("unpack", "set", script="exit 1")
+    mark_as_done(task, shared, files=2, size=100)
+    (shared / "set").mkdir()
+    for name in ("a", "b", "c"):
+        run(task, shared, shared)
+        (shared / "set" / name).touch()
+
+
+def test_a_script_that_fails_when_it_runs_again_does_not_count_as_done(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        (shared / "set").touch()
+        raise FetchError("exit code 1")
+
+    monkeypatch.setattr("ddp_trainer.initialize.__main__._run_script", fail)
+    task = Initializer("unpack", "set", script="exit 1")
+    mark_as_done(task, shared)
+    for _ in range(2):
+        with pytest.raises(FetchError):
+            run(task, shared, shared)
+
+
+def test_a_marker_without_sizes_counts_for_none(web: Web, shared: Path) -> None:
+    task = Initializer("dataset", "digits.bin", source=web.url)
+    (shared / "digits.bin").touch()
+    write_json(shared / MARKERS / f"{task.digest}.json", {"version": 1, "files": "many"})
     run(task, shared, shared)
     assert (shared / "digits.bin").read_bytes() == BODY
 

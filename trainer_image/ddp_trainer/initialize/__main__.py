@@ -5,7 +5,8 @@ volume, is checked, synced, and takes its place in one rename, so that no reader
 that this source lies there; another attempt or job with the same initializer finds the marker and does nothing. Two
 that run at the same time take turns.
 
-A script writes where it likes below the volume, so for it the marker alone says that it was done.
+A folder may gain files, but not lose any. A script writes where it likes below the volume, so for it the marker says
+that it was done, as long as something lies at its path.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ def run(task: Initializer, shared: Path, pvcs: Path) -> None:
     if _is_done(task, target, marker):
         log(f"{task.name}: {task.path} is on the volume already")
         return
+    marker.unlink(missing_ok=True)  # of a result that is lost: a script that fails may leave a part of a new one
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     if task.source is not None:
@@ -148,16 +150,27 @@ def measure(path: Path) -> Size:
 
 def _is_done(task: Initializer, target: Path, marker: Path) -> bool:
     """Whether the result is there as it was put there: by its checksum where the task has one, since a pod that
-    mounts the volume may have replaced it, else by its size."""
+    mounts the volume may have replaced it, else by its size. A script is not measured: others add to what it wrote."""
     known = read_json(marker)
     if known is None or not target.exists():
         return False
-    size = measure(target)
-    same_size = (known.get("files"), known.get("bytes")) == (size.files, size.bytes)
-    if same_size and (task.sha256 is None or (target.is_file() and _digest(target) == task.sha256)):
-        return True
-    log(f"{target.name} is not what was put there ({known.get('files')} files, {known.get('bytes')} bytes): once more")
-    return False
+    if task.sha256 is not None:
+        is_there = target.is_file() and _digest(target) == task.sha256
+    else:
+        is_there = task.script is not None or holds(measure(target), known, is_folder=target.is_dir())
+    if not is_there:
+        put = f"{known.get('files')} files, {known.get('bytes')} bytes"
+        log(f"{target.name} is not what was put there ({put}): once more")
+    return is_there
+
+
+def holds(found: Size, known: Mapping[str, Any], *, is_folder: bool) -> bool:
+    """Whether what a marker knows of is still there, by its size. Jobs add files to a folder, such as an index of it:
+    that is no reason to fetch the folder anew, and to delete what they added."""
+    files, size = known.get("files"), known.get("bytes")
+    if not (isinstance(files, int) and isinstance(size, int)):
+        return False
+    return (found.files >= files and found.bytes >= size) if is_folder else found == Size(files, size)
 
 
 def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
