@@ -148,6 +148,64 @@ def test_a_script_that_fails_when_it_runs_again_does_not_count_as_done(
             run(task, shared, shared)
 
 
+def test_what_another_source_replaced_by_as_many_bytes_is_fetched_again(web: Web, shared: Path) -> None:
+    first, second = (Initializer("labels", "data/labels.bin", source=f"{web.url}?v={n}") for n in (1, 2))
+    for task in (first, second, second, first):
+        run(task, shared, shared)
+    assert web.asked == ["/digits.bin?v=1", "/digits.bin?v=2", "/digits.bin?v=1"]
+
+
+def test_a_source_below_the_folder_of_another_is_put_there_once(web: Web, shared: Path) -> None:
+    mounted = pvcs(shared)
+    around, below = (
+        Initializer("model", "tiny", source="pvc://models/tiny"),
+        Initializer("labels", "tiny/labels.bin", source=web.url),
+    )
+    for _ in range(2):
+        for task in (around, below):
+            run(task, shared, mounted)
+    assert len(web.asked) == 1
+
+
+SOURCE, SCRIPT = {"source": "s3://bucket/new"}, {"script": "tokenize"}
+
+
+@pytest.mark.parametrize(
+    ("new", "path", "is_there", "is_lost"),
+    [
+        ({**SOURCE, "path": "data/set"}, "data/set", True, True),
+        ({**SOURCE, "path": "data/./set"}, "data/set/", True, True),
+        ({**SOURCE, "path": "data/set"}, "data/set/tokens", True, True),
+        ({**SOURCE, "path": "data/set"}, "data/settings", True, False),
+        ({**SOURCE, "path": "data/set/labels"}, "data/set", True, True),
+        ({**SOURCE, "path": "data/set/labels"}, "data/set", False, False),
+        ({**SCRIPT, "path": "data/set", "name": "old"}, "data/set", True, True),
+        ({**SCRIPT, "path": "data/set"}, "data/set", True, False),
+        ({**SCRIPT, "path": "data", "name": "old"}, "data/set", True, False),
+    ],
+)
+def test_a_marker_is_removed_with_what_it_knows_of(
+    shared: Path, new: dict[str, str], path: str, is_there: bool, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_there:
+        (shared / new["path"]).mkdir(parents=True)
+    monkeypatch.setattr("ddp_trainer.initialize.__main__._run_script", lambda *_: None)
+    monkeypatch.setattr("ddp_trainer.initialize.__main__.fetch", lambda _, part, __: part.write_text("new"))
+    known = Initializer("old", path, source="s3://bucket/old")
+    mark_as_done(known, shared)
+    run(Initializer(**{"name": "new", **new}), shared, shared)
+    assert (shared / MARKERS / f"{known.digest}.json").exists() is not is_lost
+
+
+def test_what_is_not_fetched_whole_costs_no_marker(web: Web, shared: Path) -> None:
+    known = Initializer("old", "digits.bin", source="s3://bucket/old")
+    mark_as_done(known, shared)
+    web.answer = cut_short
+    with pytest.raises(FetchError):
+        run(Initializer("new", "digits.bin", source=web.url), shared, shared)
+    assert (shared / MARKERS / f"{known.digest}.json").exists()
+
+
 def test_a_marker_without_sizes_counts_for_none(web: Web, shared: Path) -> None:
     task = Initializer("dataset", "digits.bin", source=web.url)
     (shared / "digits.bin").touch()

@@ -6,7 +6,7 @@ that this source lies there; another attempt or job with the same initializer fi
 that run at the same time take turns.
 
 A folder may gain files, but not lose any. A script writes where it likes below the volume, so for it the marker says
-that it was done, as long as something lies at its path.
+that it was done, as long as something lies at its path. What replaces the result of another removes its marker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddp_trainer.contract.addresses import public, shown
@@ -128,8 +128,9 @@ def run(task: Initializer, shared: Path, pvcs: Path) -> None:
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     if task.source is not None:
-        _fetch(task, target, pvcs)
+        _fetch(task, shared, target, pvcs)
     else:
+        _forget_replaced(task, shared, target)
         _run_script(task, shared, target)
     size = measure(target)
     write_json(
@@ -173,7 +174,7 @@ def holds(found: Size, known: Mapping[str, Any], *, is_folder: bool) -> bool:
     return (found.files >= files and found.bytes >= size) if is_folder else found == Size(files, size)
 
 
-def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
+def _fetch(task: Initializer, shared: Path, target: Path, pvcs: Path) -> None:
     assert task.source is not None
     log(f"{task.name}: fetching {public(task.source)}")
     part = target.with_name(f".{target.name}.{task.digest[:12]}.part")
@@ -183,6 +184,7 @@ def _fetch(task: Initializer, target: Path, pvcs: Path) -> None:
         if task.sha256 is not None:
             _verify(part, task)
         sync(part)
+        _forget_replaced(task, shared, target)
         _put_in_place(part, target)
     finally:
         _remove(part)
@@ -224,6 +226,28 @@ def _run_script(task: Initializer, shared: Path, target: Path) -> None:
         raise UserError(f"the script has ended, and there is no {task.path}; correct the script or the path")
     if task.sha256 is not None:
         _verify(target, task)
+
+
+def _forget_replaced(task: Initializer, shared: Path, target: Path) -> None:
+    """Remove the markers of what makes way for the result of `task`: who asks for that again must not get this."""
+    is_there = os.path.lexists(target)
+    for marker in (shared / MARKERS).glob("*.json"):
+        known = read_json(marker)
+        if known is not None and marker.stem != task.digest and replaces(task, known, is_there=is_there):
+            marker.unlink(missing_ok=True)
+
+
+def replaces(task: Initializer, known: Mapping[str, Any], *, is_there: bool) -> bool:
+    """Whether the result that a marker knows of is lost, in part at least, to that of `task`, which makes its own now.
+
+    A source takes the place of all at its path and below; to a folder around it only adds where nothing `is_there`.
+    Scripts add to what others wrote. What a script replaces is its own result before it was edited: the names of a
+    job's initializers are unique.
+    """
+    path, other = PurePosixPath(task.path), PurePosixPath(str(known.get("path")))
+    if task.script is not None:
+        return other == path and known.get("name") == task.name
+    return other.is_relative_to(path) or (is_there and path.is_relative_to(other))
 
 
 def _put_in_place(part: Path, target: Path) -> None:
