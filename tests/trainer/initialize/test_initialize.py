@@ -22,7 +22,7 @@ from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, r
 from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json, write_json
-from ddp_trainer.initialize.__main__ import MARKERS, Initializer, parse, run
+from ddp_trainer.initialize.__main__ import MARKERS, Initializer, Stopped, parse, run
 from ddp_trainer.initialize.sources import FetchError
 
 
@@ -359,6 +359,32 @@ def test_a_folder_replaces_a_folder_whole(shared: Path) -> None:
     (shared / "models" / "tiny" / "stale.bin").write_text("x")
     run(Initializer("model", "models/tiny", source="pvc://models/tiny"), shared, mounted)
     assert sorted(path.name for path in (shared / "models" / "tiny").iterdir()) == ["config.json", "weights"]
+    assert left_over(shared) == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_folder_that_nothing_replaced_in_the_end_is_put_back(
+    web: Web, shared: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shared / "tiny").mkdir()
+    (shared / "tiny" / "before.bin").write_text("x")
+    if is_killed:
+        (shared / "tiny").rename(shared / ".tiny.old")
+        web.answer = refusing(503)
+        with pytest.raises(FetchError):
+            run(Initializer("model", "tiny", source=web.url), shared, shared)
+    else:
+        replace = Path.replace
+
+        def stop(path: Path, to: Path) -> Path:
+            if path.name.endswith(".part"):
+                raise Stopped
+            return replace(path, to)
+
+        monkeypatch.setattr(Path, "replace", stop)
+        with pytest.raises(Stopped):
+            run(Initializer("model", "tiny", source="pvc://models/tiny"), shared, pvcs(shared))
+    assert [path.name for path in (shared / "tiny").iterdir()] == ["before.bin"]
     assert left_over(shared) == []
 
 

@@ -1,9 +1,10 @@
 """Puts a data set or a model onto the volume before training starts: `python -m ddp_trainer.initialize`.
 
 One run does one initializer of a job (docs/contracts.md section 9). What is fetched goes to a temporary name on the
-volume, is checked, synced, and takes its place in one rename, so that no reader sees half of it. A marker then records
-that this source lies there; another attempt or job with the same initializer finds the marker and does nothing. Two
-that run at the same time take turns.
+volume, is checked, synced, and takes its place in one rename, so that no reader sees half of it. A folder that lies
+there is moved away first: for a moment a reader sees neither, and a run that is stopped then puts it back, or else the
+next one does. A marker then records that this source lies there; another attempt or job with the same initializer finds
+the marker and does nothing. Two that run at the same time take turns.
 
 A folder may gain files, but not lose any. A script writes where it likes below the volume, so for it the marker says
 that it was done, as long as something lies at its path. What replaces the result of another removes its marker.
@@ -178,7 +179,9 @@ def _fetch(task: Initializer, shared: Path, target: Path, pvcs: Path) -> None:
     assert task.source is not None
     log(f"{task.name}: fetching {public(task.source)}")
     part = target.with_name(f".{target.name}.{task.digest[:12]}.part")
-    _remove(part)  # of a try that was killed
+    # what a try that was killed has left
+    _put_back(target)
+    _remove(part)
     try:
         fetch(task.source, part, pvcs)
         if task.sha256 is not None:
@@ -252,13 +255,26 @@ def replaces(task: Initializer, known: Mapping[str, Any], *, is_there: bool) -> 
 
 def _put_in_place(part: Path, target: Path) -> None:
     """What was there, without a marker of ours, makes way: it was asked for to be replaced."""
-    old = target.with_name(f".{target.name}.old")
+    old = _aside(target)
     _remove(old)
-    if os.path.lexists(target) and (target.is_dir() or part.is_dir()):
-        target.replace(old)
-    part.replace(target)
+    try:
+        if os.path.lexists(target) and (target.is_dir() or part.is_dir()):
+            target.replace(old)
+        part.replace(target)
+    finally:
+        _put_back(target)
     make_durable(target.parent)
     _remove(old)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def _put_back(target: Path) -> None:
+    """What was moved away for something that then did not take its place."""
+    if os.path.lexists(_aside(target)) and not os.path.lexists(target):
+        _aside(target).replace(target)
 
 
 def _remove(path: Path) -> None:

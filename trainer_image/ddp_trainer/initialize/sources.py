@@ -37,7 +37,7 @@ class FetchError(Exception):
 
 
 def fetch(source: str, into: Path, pvcs: Path) -> None:
-    """Copy what `source` names to `into`, which does not exist yet: a file, or a folder with all that is in it.
+    """Copy what `source` names to `into`, which does not exist yet: a file, or a folder with all files below it.
 
     Args:
         source: https://…, http://…, s3://bucket/key, hf://datasets/owner/name or pvc://claim/path.
@@ -77,7 +77,7 @@ def _file_system(scheme: str, rest: str, pvcs: Path) -> tuple[Any, str]:
 
 
 def copy_tree(files: Any, root: str, into: Path, source: str) -> None:
-    """Copy a file, or a folder with all that is in it, from any of fsspec's file systems.
+    """Copy a file, or a folder with all files below it, from any of fsspec's file systems.
 
     Raises as `fetch` does.
     """
