@@ -465,6 +465,11 @@ def test_a_script_that_fails_is_tried_again_and_leaves_nothing_running(shared: P
     [
         ("https://me:pass@host/a?X-Signature=abc failed", "https://***@host/a?*** failed"),
         ("url='https://host/a?token=abc'", "url='https://host/a?***'"),
+        (
+            "from https://me:it's@host/a, https://me:pa@ss/word@host/b?c",
+            "from https://***@host/a, https://***@host/b?***",
+        ),
+        ("https://host?mail=me@home&token=abc", "https://host?***"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
         ("no address here?", "no address here?"),
     ],
@@ -480,11 +485,30 @@ def test_what_is_secret_in_an_address_is_not_shown(text: str, public: str) -> No
         ("https://host/it's?X-Signature=abc", "https://host/it's?***"),
         ("s3://bucket/a@b", "s3://bucket/a@b"),
         ("hf://datasets/owner/name@main/x", "hf://datasets/owner/name@main/x"),
+        ("https://host/name@main/x", "https://host/name@main/x"),
+        ("https://host:8080/x", "https://host:8080/x"),
+        ("https://me:se/cret@host/x", "https://***@host/x"),
+        ("https://me:12/34@host/x?X-Signature=abc", "https://***@host/x?***"),
+        ("https://me:se@cr/et@host/x", "https://***@host/x"),
+        ("https://me:se?cret@host/x", "https://***"),
+        ("https://me:pass@host/a?mail=me@home&X-Signature=abc", "https://***"),
     ],
 )
 def test_what_is_secret_in_a_source_is_not_shown_whatever_characters_it_has(source: str, what: str) -> None:
     assert public(source) == what
     assert shown(what) == what
+
+
+@pytest.mark.parametrize("password", ["q7/z9", "q7?z9", "q7@[w8/z9"])
+def test_a_password_that_is_not_in_percent_codes_is_in_no_message(
+    shared: Path, password: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Initializer("x", "data", source=f"http://me:{password}@host/x")
+    with pytest.raises(UserError) as error:
+        run(task, shared, shared)
+    said = str(error.value) + "".join(capsys.readouterr())
+    for part in ("q7", "w8", "z9"):
+        assert part not in said
 
 
 def test_a_driver_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
