@@ -81,6 +81,41 @@ def test_an_earlier_run_of_the_name_with_more_attempts_is_not_the_newest(
     assert printed(capsys, shared, "--rank", "0", "--tail", "1") == ["[rank 0] attempt 0, second 0"]
 
 
+def earlier(shared: Path, node: int, start: bytes) -> None:
+    """A file of attempt 10 that an earlier job of the name, with more nodes, has left."""
+    path = log_file(shared / "logs" / "digits", f"digits-10-{node}", 10, node)
+    assert path is not None
+    path.write_bytes(start + f"{stamp(NOW - 86400)} earlier\n".encode())
+    os.utime(path, (NOW - 86400, NOW - 86400))
+
+
+def test_nodes_of_an_earlier_job_of_the_name_are_left_out(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier(shared, 2, header(NOW - 86400, "digits-10-2", "before", 2))
+    assert len(printed(capsys, shared)) == 12
+    said = printed(capsys, shared, "--node", "2", code=2)
+    assert "no log of node rank 2 of digits, attempt 10; it has 0, 1" in said[0]
+
+
+@pytest.mark.parametrize("start", [b"", b"---- 2030-01-01T12:00:00Z digits-10-2 (of-the-pod) starts\n"])
+def test_a_file_that_does_not_say_its_job_is_printed(
+    shared: Path, start: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier(shared, 2, start)
+    assert "[rank 2] earlier" in printed(capsys, shared)
+    assert printed(capsys, shared, "--node", "2") == ["[rank 2] earlier"]
+
+
+def test_pods_of_a_run_on_one_machine_have_each_a_uid_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in (0, 1):
+        path = log_file(tmp_path / "logs" / "digits", f"digits-0-{node}", 0, node)
+        assert path is not None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"---- 2030-01-01T12:00:00Z {path.stem} (uid-{node}) starts\nhello\n")
+    assert printed(capsys, tmp_path) == ["[rank 0] hello", "[rank 1] hello"]
+
+
 def test_on_a_claim_of_several_jobs_the_folder_of_the_job_is_found(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

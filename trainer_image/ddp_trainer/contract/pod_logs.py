@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Final
 
 FOLDER: Final = "pods"
-STARTS: Final = re.compile(rb"---- [^\r\n]{0,500} starts(?:, (\d{1,6}) ranks, with times)?\r?\n?")
-"""A header; without the number of ranks of the pod it is one of `ddpjob run`, whose lines have no times."""
+STARTS: Final = re.compile(
+    rb"---- [^\r\n]{0,500}?(?: \((?P<uid>[^\s()]{1,100})\))? starts(?:, (?P<ranks>\d{1,6}) ranks, with times)?\r?\n?"
+)
+"""A header; without the number of ranks of the pod it is one of `ddpjob run`, whose lines have no times and whose uid
+is that of the pod."""
 STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _NAME: Final = re.compile(r".+-(\d+)-(\d+)\.log")
 _POD: Final = re.compile(r"(.+)-\d+-s?\d+")

@@ -53,6 +53,21 @@ class Line(NamedTuple):
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The newest run of the name in a file."""
+
+    start: int = 0
+    """Where its lines begin."""
+    ranks: int = 1
+    """How many its pod has."""
+    uid: bytes | None = None
+    """Of the job, where the header has it."""
+
+    def is_of_job(self, other: _Run) -> bool:
+        return None in (self.uid, other.uid) or self.uid == other.uid
+
+
 def read_lines(shared: Path, job: str, wanted: Wanted) -> Iterator[Line]:
     """The wanted lines of a job, by time.
 
@@ -62,16 +77,28 @@ def read_lines(shared: Path, job: str, wanted: Wanted) -> Iterator[Line]:
     files = _files(shared, job)
     attempts = sorted({attempt for attempt, _, _ in files})
     # an earlier run of the name may have had more attempts
-    newest, _, _ = max(files, key=lambda file: (file[2].stat().st_mtime, file[0]))
+    newest, _, _ = max(files, key=_age)
     attempt = newest if wanted.attempt is None else wanted.attempt
     if attempt not in attempts:
         raise NoLogs(f"the volume has no logs of attempt {attempt} of {job}; it has those of {_some(attempts)}")
-    nodes = sorted((node, path) for of, node, path in files if of == attempt)
-    wanted_nodes = [(node, path) for node, path in nodes if wanted.node in (None, node)]
-    if not wanted_nodes:
-        there = _some([node for node, _ in nodes])
+    of_attempt = [file for file in files if file[0] == attempt]
+    # or more nodes
+    last = _newest_run(max(of_attempt, key=_age)[2])
+    runs = [
+        (node, path, run)
+        for _, node, path in sorted(of_attempt)
+        if wanted.node in (None, node) and (run := _newest_run(path)).is_of_job(last)
+    ]
+    if not runs:
+        there = _some([node for _, node, path in sorted(of_attempt) if _newest_run(path).is_of_job(last)])
         raise NoLogs(f"the volume has no log of node rank {wanted.node} of {job}, attempt {attempt}; it has {there}")
-    return heapq.merge(*(_last(_of_pod(path, node, wanted), wanted.tail) for node, path in wanted_nodes))
+    return heapq.merge(*(_last(_of_pod(path, node, run, wanted), wanted.tail) for node, path, run in runs))
+
+
+def _age(file: tuple[int, int, Path]) -> tuple[float, int]:
+    """Greatest for the newest."""
+    attempt, _, path = file
+    return path.stat().st_mtime, attempt
 
 
 def _files(shared: Path, job: str) -> list[tuple[int, int, Path]]:
@@ -90,13 +117,12 @@ def _some(items: Sequence[object]) -> str:
     return f"{', '.join(map(str, items[:_MOST_NAMED]))}{more}"
 
 
-def _of_pod(path: Path, node: int, wanted: Wanted) -> Iterator[Line]:
+def _of_pod(path: Path, node: int, run: _Run, wanted: Wanted) -> Iterator[Line]:
     """The wanted lines of the newest run of the name; those of earlier ones are before its header."""
     with path.open("rb") as file:
-        start, ranks = _newest_run(path)
-        file.seek(start)
+        file.seek(run.start)
         for raw in file:
-            line = _parsed(raw.decode(errors="replace").rstrip("\r\n"), node, ranks)
+            line = _parsed(raw.decode(errors="replace").rstrip("\r\n"), node, run.ranks)
             if (
                 line.time >= wanted.since
                 and wanted.rank in (None, line.rank)
@@ -105,15 +131,15 @@ def _of_pod(path: Path, node: int, wanted: Wanted) -> Iterator[Line]:
                 yield line
 
 
-def _newest_run(path: Path) -> tuple[int, int]:
-    """Where its lines begin, and how many ranks its pod has."""
-    start, ranks, position = 0, 1, 0
+def _newest_run(path: Path) -> _Run:
+    run, position = _Run(), 0
     with path.open("rb") as file:
         for raw in file:
             position += len(raw)
             if raw.startswith(b"---- ") and (found := STARTS.fullmatch(raw)):
-                start, ranks = position, int(found[1] or 1)
-    return start, ranks
+                # without the number of ranks the uid is that of the pod
+                run = _Run(position, int(found["ranks"]), found["uid"]) if found["ranks"] else _Run(position)
+    return run
 
 
 def _parsed(text: str, node: int, ranks: int) -> Line:
