@@ -19,7 +19,7 @@ from tests.trainer.logs.conftest import fill
 from ddp_trainer.contract.environment import JobEnvironment
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.logs import log_files, losses, runlog, writers
-from ddp_trainer.logs.log_files import LineFile
+from ddp_trainer.logs.log_files import LineFile, LogFile, LogThread, WriteErrors
 from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.world import World
@@ -240,6 +240,27 @@ def test_lines_that_are_never_asked_to_be_durable_are_not_kept_without_end(
     lines.write_out()
     assert lines.path.read_text().splitlines() == [*map(str, range(log_files.SYNC_LINES - 1)), "last"]
     assert lines._unsynced == []
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_lines_are_written_after_the_thread_was_done_before_it_had_been_asked_or_took_no_more(
+    tmp_path: Path, is_taken: bool
+) -> None:
+    class Quick(LogThread):
+        """Is done before `do` returns, or leaves a job out."""
+
+        def do(self, job: Callable[[], None]) -> bool:
+            if takes:
+                job()
+            return takes
+
+    takes, log = is_taken, LogFile(tmp_path / "x.jsonl", Quick(), WriteErrors())
+    log.lines.add("a")
+    log.write_soon()
+    takes = True
+    log.lines.add("b")
+    log.write_soon()
+    assert (tmp_path / "x.jsonl").read_text() == "a\nb\n"
 
 
 def test_what_another_process_has_written_behind_lines_is_not_taken_back_with_them(

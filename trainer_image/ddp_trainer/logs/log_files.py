@@ -127,7 +127,9 @@ class LogFile:
     def write_soon(self) -> None:
         """Have all lines written that were added so far; does not wait for it."""
         if not self._is_asked:
-            self._is_asked = self._thread.do(functools.partial(self.write, durable=self._is_durable))
+            self._is_asked = True  # before the thread is asked, which may be done at once
+            if not self._thread.do(functools.partial(self.write, durable=self._is_durable)):
+                self._is_asked = False
 
     def write(self, *, durable: bool = False) -> None:
         """The same at once, and waiting for the volume. An error is reported, and the lines go on waiting."""
