@@ -163,10 +163,10 @@ def test_the_median_of_the_passes_is_that_of_the_last_five(beat):
 def test_a_thread_that_saves_is_no_sign_of_life(beat, clock):
     beat.enter("train")
     clock.now += 50
-    beat.snapshot(100, 1763703999.0, True, size=4096, stall_seconds=0.1, save_seconds=2.0, result="ok")
+    beat.snapshot(100, 1763703999.0, True, size=4096, stall_seconds=0.1, save_seconds=2.0, result="saved")
     assert beat.read()["time"] == 1000.0
     assert beat.read()["snapshot"] == {"step": 100, "time": 1763703999.0, "verified": True, "bytes": 4096}
-    assert beat.read()["counters"]["saves"] == {"ok": 1}
+    assert beat.read()["counters"]["saves"] == {"saved": 1}
 
 
 def test_a_loss_on_an_accelerator_is_read_at_most_once_a_second(beat, clock):
@@ -222,7 +222,7 @@ def test_without_a_launcher_nothing_is_written_and_nothing_fails(tmp_path, monke
     heartbeat = Heartbeat.from_env({})
     heartbeat.enter("train")
     heartbeat.step(step=1, loss=0.5)
-    heartbeat.snapshot(1, 0.0, True, result="ok")
+    heartbeat.snapshot(1, 0.0, True, result="saved")
     heartbeat.metrics(a=1)
     assert list(tmp_path.iterdir()) == []
 

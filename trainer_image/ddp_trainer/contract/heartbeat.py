@@ -281,7 +281,7 @@ class Heartbeat:
         """A snapshot of `step` exists since `time` (epoch seconds); `verified` once its checksums matched. `size` is
         the bytes of its files, if they are known.
 
-        Call it on every rank: each node's launcher reports it. `result` counts a save, such as "ok", "failed"
+        Call it on every rank: each node's launcher reports it. `result` counts a save: "saved", "failed"
         or "skipped"; without a `step` only the count and the durations change. `stall_seconds` is how long
         training stood still for it, `save_seconds` how long it took to be safe. `interval` is what `auto` has
         chosen and from what, `problem` why there is no snapshot of some step; a later one that is saved ends

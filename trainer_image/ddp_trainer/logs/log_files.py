@@ -1,9 +1,11 @@
-"""Log files on a volume that may be full, slow or away for a while: nothing is lost, and training never waits.
+"""Log files on a volume that may be full, slow or away for a while: lines wait for it, and training never does.
 
 Lines wait in memory until a thread has written them. A write that fails in the middle is taken back, which a full
 volume allows, so a file always ends with a whole line and a later try begins where this one did. Some volumes say only
-when a file is synced that they are full: lines are kept until then, and then they too are taken back. What waits is
-bounded, and so is the wait at the end.
+when a file is synced that they are full: lines are kept until then, and then they too are taken back.
+
+What waits is bounded, and so is the wait at the end: beyond KEEP_LINES the oldest lines of a file are given up, and
+what else the thread is to do while KEEP_JOBS wait, such as to pass points on to TensorBoard, is left out.
 """
 
 from __future__ import annotations
