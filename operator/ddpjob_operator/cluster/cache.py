@@ -81,6 +81,8 @@ class Cache:
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     """The one that `plan` goes by."""
     _jobs: dict[Key, Json] = field(default_factory=dict)
+    _labelled: dict[Key, Key] = field(default_factory=dict)
+    """By the value of the job label, keys of the jobs whose name is no label."""
     _dropped: dict[Key, Json] = field(default_factory=dict)
     """Until the next pass over the key."""
     _pods: dict[str, _Pod] = field(default_factory=dict)
@@ -170,6 +172,8 @@ class Cache:
         if known is not None and known["metadata"]["uid"] != meta["uid"]:
             self._unwatched.pop(Owner(key.namespace, known["metadata"]["uid"]), None)
         self._jobs[key] = kept(obj)
+        if (label := _labelled(key)) != key:
+            self._labelled[label] = key
         return True
 
     def confirm_job(self, obj: Json, doubts: int) -> bool:
@@ -191,6 +195,8 @@ class Cache:
             return False
         key = Key(meta["namespace"], meta["name"])
         gone = self._jobs.pop(key)
+        if self._labelled.get(label := _labelled(key)) == key:
+            del self._labelled[label]
         if self.is_listed(key.namespace):
             self._dropped[key] = gone
         return True
@@ -213,7 +219,7 @@ class Cache:
         if owner is None:
             news = self.drop_pod(obj)
             if is_held(obj):
-                self._lost.setdefault(key_of_pod(obj), {})[uid] = meta["name"]
+                self._lost.setdefault(self.key_of(obj), {})[uid] = meta["name"]
             return news or is_held(obj)
         if known is not None and known.owner != owner:
             self._part(uid, known.owner)
@@ -251,7 +257,7 @@ class Cache:
         if not is_held(obj) or "deletionTimestamp" in obj["metadata"]:
             return news
         # it has only lost our label
-        self._lost.setdefault(key_of_pod(obj), {})[obj["metadata"]["uid"]] = obj["metadata"]["name"]
+        self._lost.setdefault(self.key_of(obj), {})[obj["metadata"]["uid"]] = obj["metadata"]["name"]
         return True
 
     def forget_pod(self, uid: str, version: int | None = None) -> bool:
@@ -363,10 +369,16 @@ class Cache:
         known = self._unwatched.get(owner)
         return known is not None and Child(kind, name) in known.children.lost
 
+    def key_of(self, child: Json) -> Key:
+        """The key of the job that a pod or another child belongs to, or to an earlier job of the same name. The label
+        of a job that is known leads to its name, which it need not be."""
+        key = key_of_pod(child)
+        return key if controller_of(child) else self._labelled.get(key, key)
+
     def job_of(self, child: Json) -> tuple[Key, Owner] | None:
         """The job whose child an object is, if it is known: by its controller, or where it has none, which a claim that
         is retained has not, by its label."""
-        key = key_of_pod(child)
+        key = self.key_of(child)
         job = self._jobs.get(key)
         if job is None or controller_of(child).get("uid", job["metadata"]["uid"]) != job["metadata"]["uid"]:
             return None
@@ -415,6 +427,11 @@ class Cache:
 def _place(pod: PodView) -> tuple[int, bool, int, str]:
     """By attempt and node rank; pods that wait for a rank come last."""
     return pod.attempt, pod.node_rank is None, pod.node_rank or 0, pod.name
+
+
+def _labelled(key: Key) -> Key:
+    """The key by which `key_of_pod` knows a job's child that has nothing but its labels."""
+    return Key(key.namespace, names.dns_label(key.name))
 
 
 def _version(obj: Json) -> int:

@@ -40,7 +40,8 @@ def owner_of(child: Json) -> Owner | None:
 
 def key_of_pod(pod: Json) -> Key:
     """The key of the job that a pod belongs to, or to an earlier job of the same name. A label is enough to look at a
-    job: a pod that has just lost its controller has nothing else. No job has the name of one without either: empty."""
+    job: a pod that has just lost its controller has nothing else. It may be a shortened name, for which the cache knows
+    the whole one. No job has the name of one without either: empty."""
     meta = pod["metadata"]
     name = controller_of(pod).get("name") or (meta.get("labels") or {}).get(LABEL_JOB)
     return Key(meta["namespace"], name or "")

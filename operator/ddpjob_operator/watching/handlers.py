@@ -13,7 +13,7 @@ import kopf
 from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
 from ddpjob_operator.cluster.cache import Cache
-from ddpjob_operator.cluster.owners import Key, key_of_pod
+from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.runtime.queue import WorkQueue
 from ddpjob_operator.shards import Shard
 
@@ -33,7 +33,7 @@ def register(registry: kopf.OperatorRegistry, cache: Cache, queue: WorkQueue[Key
     @kopf.on.event("", "v1", "pods", registry=registry)
     async def pod_seen(event: Any, **_: Any) -> None:
         metrics.WATCH_EVENTS.labels(resource="pods").inc()
-        pod, key = event["object"], key_of_pod(event["object"])
+        pod, key = event["object"], cache.key_of(event["object"])
         if not shard.has(key.namespace):
             return
         news = cache.drop_pod(pod) if event["type"] == "DELETED" else cache.put_pod(pod)

@@ -13,7 +13,7 @@ from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.children import CLAIM, POLICY, SERVICE
 from ddpjob_operator.cluster.owners import Key, Owner, key_of_pod, owner_of
 from ddpjob_operator.core.values.actions import ReleasePod
-from ddpjob_operator.core.values.names import FINALIZER
+from ddpjob_operator.core.values.names import FINALIZER, dns_label, job_labels, pvc_name
 from ddpjob_operator.core.values.trainer_report import TrainerReport
 from ddpjob_operator.wire.pods import decode_pods
 
@@ -438,6 +438,34 @@ def test_the_child_of_an_earlier_job_of_that_name_is_no_child_of_this_one() -> N
     label = {"training.ddpjob.io/job": "digits"}
     assert cache.job_of(child(5, owner="an earlier job")) is None
     assert cache.job_of(child(5, labels=label)) == (KEY, OWNER), "a claim that is retained has no owner"
+
+
+@pytest.mark.parametrize("name", ["digits.v2", "2-digits", "digits-" * 10 + "v2"])
+def test_a_label_leads_to_the_job_whose_name_is_no_label(name: str) -> None:
+    """What has no controller has nothing else: a claim that is retained, a pod that was orphaned."""
+    cache, key = Cache(), Key("ns", name)
+    cache.put_job(job(4, name=name))
+    labels = job_labels(name, "job-1")
+    claim = child(9, name=pvc_name(name), labels=labels)
+    assert cache.job_of(claim) == (key, OWNER)
+    cache.put_child(OWNER, CLAIM, claim)
+    assert cache.drop_child(CLAIM, child(12, name=pvc_name(name), labels=labels)) == key
+
+    orphan = held(pod(6, owner=None))
+    orphan["metadata"]["labels"] |= labels
+    assert cache.key_of(orphan) == key
+    cache.put_pod(orphan)
+    assert cache.unclaimed(key, "job-1") == UNCLAIMED
+
+    cache.drop_job(job(7, name=name))
+    assert cache.key_of(orphan) == key_of_pod(orphan), "nothing is remembered of a job that is gone"
+
+
+def test_a_controller_leads_to_its_name_whatever_other_job_has_that_for_its_label() -> None:
+    cache, label = Cache(), dns_label("digits.v2")
+    cache.put_job(job(4, name="digits.v2"))
+    reference = {"kind": "DDPJob", "name": label, "uid": "job-2", "controller": True}
+    assert cache.key_of(child(5, ownerReferences=[reference])) == Key("ns", label)
 
 
 def test_a_new_leader_asks_for_what_no_list_has() -> None:
