@@ -20,10 +20,10 @@ from ddpjob_operator import metrics
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.cluster.cache import Cache, Json
 from ddpjob_operator.cluster.children import CLAIM, KINDS, POD_GROUP, SERVICE, Kind
-from ddpjob_operator.cluster.owners import Key
+from ddpjob_operator.cluster.owners import Key, controller_of
 from ddpjob_operator.cluster.resync import OUR_PODS as OURS
 from ddpjob_operator.cluster.resync import explain
-from ddpjob_operator.core.values.names import pvc_name
+from ddpjob_operator.core.values.names import pvc_name, service_name
 from ddpjob_operator.runtime.client import METADATA, METADATA_LIST, PAGE, Client
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.queue import Backoff
@@ -135,8 +135,8 @@ class ChildWatch:
         if found is None:
             return
         key, owner = found
-        if kind == CLAIM and obj["metadata"]["name"] != pvc_name(key.name):
-            return  # that of an ephemeral volume has the labels that the author of a podTemplate likes
+        if not _is_made_for(key, kind, obj):
+            return
         job = self.cache.job(key)
         is_over = job is not None and (job.get("status") or {}).get("phase") in OVER
         if job is not None and (not is_over or kind.name == POD_GROUP):  # else nothing is created for it again
@@ -167,3 +167,12 @@ class ChildWatch:
         self._untried.discard((kind, namespace))
         if not self._untried:
             self.tried.set()
+
+
+def _is_made_for(key: Key, kind: Kind, obj: Json) -> bool:
+    """Whether it is one that the operator makes for the job, whose labels others have too: `kubectl expose pod` copies
+    them, and the claim of an ephemeral volume has those that the author of a podTemplate likes."""
+    named = {CLAIM: pvc_name, SERVICE: service_name}.get(kind)
+    if named is not None and obj["metadata"]["name"] != named(key.name):
+        return False
+    return kind == CLAIM or bool(controller_of(obj))  # a claim that is retained has none

@@ -11,7 +11,7 @@ from tests.unit.virtual_time import run
 
 from ddpjob_operator.cluster.cache import Cache
 from ddpjob_operator.cluster.child_watch import ChildWatch
-from ddpjob_operator.cluster.children import CLAIM, POLICY, Kind
+from ddpjob_operator.cluster.children import CLAIM, POLICY, SERVICE, Kind
 from ddpjob_operator.cluster.owners import Key, Owner
 from ddpjob_operator.core.values.names import LABEL_JOB
 from ddpjob_operator.metrics import WATCH_STARTS
@@ -141,6 +141,30 @@ def test_only_a_claim_of_its_name_is_that_of_a_job(name: str, known: bool) -> No
     found = ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)  # type: ignore[arg-type]
     found._put(CLAIM, {"metadata": metadata})
     assert cache.observed(OWNER).pvc_exists is known
+
+
+def test_a_service_that_copies_the_labels_of_a_pod_is_not_that_of_the_job() -> None:
+    """`kubectl expose pod digits-0-0 --cluster-ip=None`: the deletion of the job's own would not be noticed, and the
+    next one would get the address None."""
+    cache = Cache()
+    cache.put_job(JOB)
+    metadata = {"namespace": "ns", "uid": "service-1", "resourceVersion": "5", "labels": {LABEL_JOB: "digits"}}
+    found = ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)  # type: ignore[arg-type]
+    for name in ("digits-0-0", "digits-rdzv"):
+        found._put(SERVICE, {"metadata": metadata | {"name": name}, "spec": {"clusterIP": "None"}})
+    assert (cache.observed(OWNER).service_exists, cache.observed(OWNER).address) == (False, "")
+
+    own = policy(6)["metadata"] | {"name": "digits-rdzv"}
+    found._put(SERVICE, {"metadata": own, "spec": {"clusterIP": "10.96.0.7"}})
+    assert (cache.observed(OWNER).service_exists, cache.observed(OWNER).address) == (True, "10.96.0.7")
+
+
+def test_a_policy_without_a_controller_is_not_that_of_a_job() -> None:
+    cache, copy = Cache(), policy(5)
+    cache.put_job(JOB)
+    copy["metadata"] |= {"labels": {LABEL_JOB: "digits"}, "ownerReferences": []}
+    ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)._put(POLICY, copy)  # type: ignore[arg-type]
+    assert cache.observed(OWNER).children == frozenset()
 
 
 class OnlyVolcano(Server):
