@@ -27,18 +27,21 @@ async def release_everywhere(client: Client, namespaces: tuple[str, ...]) -> int
         how many there were.
 
     Raises:
-        ApiError: some could not be released; every other one has been.
+        ApiError: some could not be released, or some namespaces not listed; every other one has been.
     """
     applier, count, failures = Applier(client, Cache()), 0, list[ApiError]()
     for namespace in namespaces or (None,):
-        async for page in client.pages(paths.pods(namespace), "pods"):
-            for pod in filter(is_held, page.items):
-                meta = pod["metadata"]
-                try:
-                    await applier.release(meta["namespace"], ReleasePod(meta["name"], meta["uid"]))
-                except ApiError as error:
-                    failures.append(error)
-                count += 1
+        try:
+            async for page in client.pages(paths.pods(namespace), "pods"):
+                for pod in filter(is_held, page.items):
+                    meta = pod["metadata"]
+                    try:
+                        await applier.release(meta["namespace"], ReleasePod(meta["name"], meta["uid"]))
+                    except ApiError as error:
+                        failures.append(error)
+                    count += 1
+        except ApiError as error:
+            failures.append(error)
     if failures:
         raise failures[0]
     return count
