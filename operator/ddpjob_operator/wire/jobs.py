@@ -39,15 +39,17 @@ _QUANTITY = "such as 2, 500m, 16Gi"
 _FORMS = {
     "every": "a number and its unit, such as 100steps, 1epochs or 60seconds",
     "module": "a module's dotted name, such as my_package.train",
-    "script": "a path, such as /workspace/train.py",
+    "entrypoint.script": "a path, such as /workspace/train.py",
     "sha256": "64 digits of 0-9 and a-f",
     "requirements": "a path in the folder of the code, such as requirements.txt",
     "size": _QUANTITY,
-    "name": "letters, digits, _, - and ., not beginning with a digit",
+    "env.name": "letters, digits, _, - and ., not beginning with a digit",
+    "initializers.name": "up to 40 lower-case letters, digits and -, not beginning or ending with -",
+    "initializers.script": "a shell script as one text, of several lines after `script: |`",
     "claimName": "the name of a claim: lower-case letters, digits, - and .",
     "storageClassName": "the name of a class: lower-case letters, digits, - and .",
 }
-"""What a field with a pattern should look like, for people."""
+"""What a field with a pattern should look like, for people: by its name, or that of its parent and its own."""
 
 
 class InvalidJob(ValueError):
@@ -191,8 +193,8 @@ def _explain(error: Any) -> str:
     match error["type"]:
         case "extra_forbidden":
             return f"{path}: is not a field of a {KIND}{_nearest(location)}"
-        case "string_type" if location[-1] in _FORMS:
-            return f"{path}: {shown} has not the right form; write {_FORMS[location[-1]]}"
+        case "string_type" if form := _form(location):
+            return f"{path}: {shown} has not the right form; write {form}"
         case "string_type" if isinstance(value, bool | int | float):
             return f'{path}: {shown} is not text; write it in quotes: "{shown}"'
         case "string_type":
@@ -216,13 +218,18 @@ def _explain(error: Any) -> str:
         case "less_than_equal":
             return f"{path}: {shown} is too large; use {context['le']} or less"
         case "string_pattern_mismatch":
-            return f"{path}: {shown} has not the right form; write {_FORMS.get(location[-1], context['pattern'])}"
+            return f"{path}: {shown} has not the right form; write {_form(location) or context['pattern']}"
         case "missing" if location[0] == "code":
             return f"{path}: is missing; `ddpjob submit` and `ddpjob run` set it"
         case "missing":
             return f"{path}: is missing; set it"
         case _:
             return f"{path}: {shown}: {error['msg']}"
+
+
+def _form(location: tuple[Any, ...]) -> str | None:
+    names = [part for part in location if isinstance(part, str)]
+    return _FORMS.get(".".join(names[-2:])) or _FORMS.get(names[-1])
 
 
 _ELSEWHERE = {

@@ -87,6 +87,19 @@ def test_a_job_with_an_empty_spec_is_a_job() -> None:
         ({"env": [{"name": "1A"}]},
          'spec.env[0].name: "1A" has not the right form; '
          "write letters, digits, _, - and ., not beginning with a digit"),
+        ({"initializers": [{"name": "my_data", "source": "s3://b/c", "path": "d"}]},
+         'spec.initializers[0].name: "my_data" has not the right form; '
+         "write up to 40 lower-case letters, digits and -, not beginning or ending with -"),
+        ({"initializers": [{"name": "data", "source": "s3://b/c", "path": "d", "env": [{"name": "1A"}]}]},
+         'spec.initializers[0].env[0].name: "1A" has not the right form; '
+         "write letters, digits, _, - and ., not beginning with a digit"),
+        ({"initializers": [{"name": "data", "script": ["a", "b"], "path": "d"}]},
+         'spec.initializers[0].script: ["a", "b"] has not the right form; '
+         "write a shell script as one text, of several lines after `script: |`"),
+        ({"podTemplate": {"metadata": {"labels": {"name": 1}}}},
+         'spec.podTemplate.metadata.labels.name: 1 is not text; write it in quotes: "1"'),
+        ({"entrypoint": {"script": 1}},
+         "spec.entrypoint.script: 1 has not the right form; write a path, such as /workspace/train.py"),
         ({"snapshots": {"every": "100 steps"}}, 'spec.snapshots.every: "100 steps" has not the right form; '
          "write a number and its unit, such as 100steps, 1epochs or 60seconds"),
         ({"snapshots": {"every": 20}}, "spec.snapshots.every: 20 has not the right form; "
