@@ -92,10 +92,10 @@ def _is_accelerator(resource: str) -> bool:
 
 
 def taken_volume_name(spec: DDPJobSpec) -> str | None:
-    """A volume is known by its name, and the operator's would take the place of the user's."""
-    taken = {"shared": "the job's data"}
-    if spec.restart.scope != "Gang" or spec.spares or spec.elastic is not None:
-        taken["assignment"] = "the pod's place in the gang"
+    """A volume is known by its name, and the operator's would take the place of the user's: `assignment` once a pod's
+    place may change, which an edit of `restart.scope` can bring about at any time.
+    """
+    taken = {"shared": "the job's data", "assignment": "the pod's place in the gang"}
     for index, volume in enumerate(_objects(_template(spec), "volumes")):
         name = str(volume.get("name"))
         claim = volume.get("persistentVolumeClaim")

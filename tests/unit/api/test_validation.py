@@ -346,7 +346,8 @@ def template(**spec: Any) -> dict[str, Any]:
          | {"shared": {"claimName": "data"}}, None),
         (template(volumes=[{"name": "shared", "persistentVolumeClaim": "data"}]) | {"shared": {"claimName": "data"}},
          "spec.podTemplate.spec.volumes[0].name: the operator's volume shared has the job's data"),
-        (template(volumes=[{"name": "assignment", "emptyDir": {}}]), None),
+        (template(volumes=[{"name": "assignment", "emptyDir": {}}]),  # restart.scope may change
+         "spec.podTemplate.spec.volumes[0].name: the operator's volume assignment has the pod's place in the gang"),
         (template(volumes=[{"name": "assignment", "emptyDir": {}}]) | {"restart": {"scope": "InPlace"}},
          "spec.podTemplate.spec.volumes[0].name: the operator's volume assignment has the pod's place in the gang"),
         (template(containers=[{"image": "x"}]), "spec.podTemplate.spec.containers[0]: must have a name"),
@@ -382,7 +383,7 @@ def template(**spec: Any) -> dict[str, Any]:
          "accelerators that are not counted", "one, and parts of one",
          "the name of the job's volume", "that name with another claim", "that name with the same claim",
          "that name with the same claim and an option", "that name with a claim that is text",
-         "a name that is free in a gang", "the name of the volume with the place in the gang",
+         "a name that restart.scope Gang leaves free", "the name of the volume with the place in the gang",
          "a container without a name", "a container that is no object", "containers that are an object",
          "containers that are text", "an init container without a name", "a volume that is no object",
          "scheduling gates that are a number",
