@@ -176,13 +176,24 @@ class DDPJobSpec(APIModel):
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs in the limits of a pod, of whatever vendor."""
+        """GPUs in `resources.limits`, of whatever vendor: those that have a rank each."""
         return gpus_in((self.resources.limits if self.resources else None) or {})
+
+    @property
+    def accelerators_per_node(self) -> int:
+        """GPUs and the like that a pod holds, whatever runs on them: those of its trainer container as it is made."""
+        limits = _trainer_limits(self.pod_template) | ((self.resources.limits if self.resources else None) or {})
+        return sum(count_of(quantity) for name, quantity in limits.items() if is_accelerator(str(name)))
 
 
 def gpus_in(limits: Mapping[str, object]) -> int:
     """GPUs in the limits of a container, of whatever vendor."""
     return sum(count_of(quantity) for name, quantity in limits.items() if name.endswith("/gpu"))
+
+
+def is_accelerator(resource: str) -> bool:
+    """Whether each unit of a resource is a device for a rank of its own."""
+    return resource.endswith("/gpu") or resource in ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
 
 
 def count_of(quantity: object) -> int:
@@ -196,3 +207,15 @@ def count_of(quantity: object) -> int:
 def _grace_of(template: PodTemplate | None) -> int | None:
     given = ((template.spec if template else None) or {}).get("terminationGracePeriodSeconds")
     return given if isinstance(given, int) and given >= 0 else None
+
+
+def _trainer_limits(template: PodTemplate | None) -> dict[str, object]:
+    """What the template limits the trainer container to. It has been validated no further than its schema goes."""
+    containers = ((template.spec if template else None) or {}).get("containers")
+    found: dict[str, object] = {}
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, dict) and container.get("name") == "trainer":
+            resources = container.get("resources")
+            limits = resources.get("limits") if isinstance(resources, dict) else None
+            found |= limits if isinstance(limits, dict) else {}
+    return found

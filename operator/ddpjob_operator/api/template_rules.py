@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpjob_operator.api.spec import DDPJobSpec, count_of
+from ddpjob_operator.api.spec import DDPJobSpec, count_of, is_accelerator
 
 RESERVED_ENV = (
     "RANK",
@@ -81,14 +81,9 @@ def accelerators_without_ranks(spec: DDPJobSpec) -> str | None:
     for path, resources in given:
         limits = resources.get("limits") if isinstance(resources, dict) else None
         for name, count in (limits if isinstance(limits, dict) else {}).items():
-            if _is_accelerator(str(name)) and count_of(count) > 1:
+            if is_accelerator(str(name)) and count_of(count) > 1:
                 return f"{path}.limits: {name}: {count} would have one rank; set spec.procsPerNode: {count}"
     return None
-
-
-def _is_accelerator(resource: str) -> bool:
-    """Whether each unit of a resource is a device for a rank of its own."""
-    return resource.endswith("/gpu") or resource in ("gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi")
 
 
 def taken_volume_name(spec: DDPJobSpec) -> str | None:

@@ -396,7 +396,7 @@ class Controller:
             last = _never_looked_at(dropped)
         if last is None or last.spec is None or last.status is None or last.status.is_final or not self._leading:
             return
-        count_deleted(key.namespace, last.status, last.spec.gpus_per_node, self.clock())
+        count_deleted(key.namespace, last.status, last.spec.accelerators_per_node, self.clock())
 
 
 def _never_looked_at(dropped: Json | None) -> _LastPass | None:

@@ -41,7 +41,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         started=status.start_time,
         completed=status.completion_time,
         eta=estimated.eta if estimated else None,
-        gpus=nodes * job.spec.gpus_per_node if job else 0,
+        gpus=nodes * job.spec.accelerators_per_node if job else 0,
         image=(job.spec.image or default_image) if job else "",
         code=(job.code_digest or "")[:SHOWN_DIGEST] if job else "",
         queue=_queue(job.spec) if job else "",
@@ -75,7 +75,7 @@ def count(namespace: str, job: Job | None, before: DDPJobStatus, after: DDPJobSt
     ):
         if waited is not None:
             histogram.observe(waited)
-    _count_held(namespace, before, after, job.spec.gpus_per_node if job else 0)
+    _count_held(namespace, before, after, job.spec.accelerators_per_node if job else 0)
     if after.is_final and not before.is_final:
         _count_ended(namespace, after, str(after.phase))
 

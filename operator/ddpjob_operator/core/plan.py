@@ -84,7 +84,7 @@ def _must_confirm(job: Job, observed: Observed, actions: tuple[Action, ...], *, 
 def _with_ledger(job: Job, after: DDPJobStatus, observed: Observed, now: datetime) -> DDPJobStatus:
     """The ledger decides nothing: numbers that it cannot add up must not keep a job from being suspended or ended."""
     try:
-        return with_usage(job.status, with_goodput(job.status, after, observed, now), job.spec.gpus_per_node)
+        return with_usage(job.status, with_goodput(job.status, after, observed, now), job.spec.accelerators_per_node)
     except (ArithmeticError, ValueError):
         return after
 

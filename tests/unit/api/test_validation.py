@@ -464,6 +464,27 @@ def test_a_node_has_a_rank_for_each_of_its_gpus(spec: dict[str, Any], ranks: int
     assert DDPJobSpec.model_validate(spec).ranks_per_node == ranks
 
 
+@pytest.mark.parametrize(
+    ("spec", "accelerators"),
+    [
+        pytest.param(template(containers=[EIGHT_GPUS]) | {"procsPerNode": 8}, 8, id="of the template"),
+        pytest.param(
+            template(containers=[EIGHT_GPUS]) | {"resources": {"limits": {"nvidia.com/gpu": 4}}}, 4, id="spec wins"
+        ),
+        pytest.param(
+            template(containers=[EIGHT_GPUS | {"name": "sidecar"}, {"name": "trainer", "resources": {}}]),
+            0,
+            id="of another container",
+        ),
+        pytest.param({"resources": {"limits": {"habana.ai/gaudi": 8}}, "procsPerNode": 8}, 8, id="of another name"),
+        pytest.param(template(containers=[{"name": "trainer", "resources": {"limits": []}}]), 0, id="malformed"),
+        pytest.param({"resources": {"limits": {"nvidia.com/gpu": 8, "cpu": 4}}, "procsPerNode": 1}, 8, id="one rank"),
+    ],
+)
+def test_a_node_holds_the_accelerators_of_its_trainer_container(spec: dict[str, Any], accelerators: int) -> None:
+    assert DDPJobSpec.model_validate(spec).accelerators_per_node == accelerators
+
+
 def test_a_count_of_thousands_of_digits_is_no_error() -> None:
     """An API server takes it: it bounds the form of a quantity, and not its length."""
     container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "9" * 5000}}}

@@ -43,6 +43,12 @@ def test_a_smaller_gang_of_an_elastic_job_has_fewer_gpus() -> None:
     assert of(spec, {"phase": "Running", "nodes": {"ready": 3, "total": 3}}).gpus == 6
 
 
+def test_gpus_of_the_template_are_shown_as_well() -> None:
+    trainer = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    template = {"podTemplate": {"spec": {"containers": [trainer]}}, "procsPerNode": 8}
+    assert of({"nodes": 2} | template, {}).gpus == 16
+
+
 def test_code_is_named_by_the_start_of_its_digest() -> None:
     code = {"configMaps": ["digits-code"], "sha256": "0123456789abcdef" * 4}
     assert of({"nodes": 1, "code": code}, {}).code == "0123456789ab"
