@@ -51,7 +51,8 @@ from ddpjob_operator.watching import handlers as watch
 logger = logging.getLogger("ddpjob_operator")
 
 STUCK_SECONDS = 300.0
-"""Without a sign of life from a look at a job: each of its calls ends within a minute, whatever the API server does."""
+"""Without a sign of life from a look at a job. Whatever the API server does, each of its calls ends within a minute
+once it has a place; while one waits for that, each place that becomes free is such a sign (`runtime.shares`)."""
 
 BEGIN_SECONDS = 30.0
 """kopf starts its watches at once when it has read discovery: two requests, of 15 s at most."""

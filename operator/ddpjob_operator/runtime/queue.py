@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ddpjob_operator import metrics
-from ddpjob_operator.runtime.shares import Shares
+from ddpjob_operator.runtime.shares import GOES_ON, Shares
 from ddpjob_operator.runtime.turns import OneATurn
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,15 @@ class _Delayed:
     handle: asyncio.TimerHandle
 
 
+@dataclass(eq=False, slots=True)
+class _Pass:
+    alive: float
+    """When it last gave a sign of life."""
+
+    def goes_on(self) -> None:
+        self.alive = asyncio.get_running_loop().time()
+
+
 @dataclass(eq=False)
 class WorkQueue(Generic[K]):
     """Keys wait here from the first `add`; they are looked at once `start` is called."""
@@ -59,7 +68,7 @@ class WorkQueue(Generic[K]):
     _ready: OrderedDict[Hashable, deque[K]] = field(default_factory=OrderedDict)
     _shares: Shares = field(init=False)
     _queued: set[K] = field(default_factory=set)
-    _running: dict[K, float] = field(default_factory=dict)
+    _running: dict[K, _Pass] = field(default_factory=dict)
     _again: set[K] = field(default_factory=set)
     _delayed: dict[K, _Delayed] = field(default_factory=dict)
     _failures: dict[K, int] = field(default_factory=dict)
@@ -143,12 +152,12 @@ class WorkQueue(Generic[K]):
         """Seconds that the longest pass in progress has taken so far, since its last sign of life."""
         if not self._running:
             return 0.0
-        return asyncio.get_running_loop().time() - min(self._running.values())
+        return asyncio.get_running_loop().time() - min(each.alive for each in self._running.values())
 
     def sign_of_life(self, key: K) -> None:
-        """The pass over `key` goes on: something that it waited for is there."""
+        """The pass over `key` goes on: something that it waited for is there, or is nearer."""
         if key in self._running:
-            self._running[key] = asyncio.get_running_loop().time()
+            self._running[key].goes_on()
 
     def dead_workers(self) -> int:
         """Workers that have ended although the queue was not stopped."""
@@ -184,7 +193,9 @@ class WorkQueue(Generic[K]):
 
     async def _pass(self, key: K, look: Callable[[K], Awaitable[float | None]]) -> None:
         loop = asyncio.get_running_loop()
-        began = self._running[key] = loop.time()
+        began = loop.time()
+        this = self._running[key] = _Pass(began)
+        GOES_ON.set(this.goes_on)  # the next pass of this worker sets its own
         try:
             after = await look(key)
         except Exception as error:

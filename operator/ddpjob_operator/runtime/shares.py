@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 
 MOST = 3
+
+GOES_ON: ContextVar[Callable[[], None]] = ContextVar("GOES_ON", default=lambda: None)
+"""Called for what waits for a place whenever one becomes free: a long line that moves is no standstill."""
 
 
 class Shares:
@@ -45,6 +49,8 @@ class FairSemaphore:
     def __init__(self, places: int) -> None:
         self._shares = Shares(places)
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        self._in_line: Counter[Callable[[], None]] = Counter()
+        """Whom to call (`GOES_ON`), with the number of its places that it waits for."""
 
     @asynccontextmanager
     async def place(self, who: Hashable) -> AsyncIterator[None]:
@@ -61,6 +67,8 @@ class FairSemaphore:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(who, deque()).append(turn)
+        goes_on = GOES_ON.get()
+        self._in_line[goes_on] += 1
         try:
             await turn
         except asyncio.CancelledError:
@@ -69,9 +77,15 @@ class FairSemaphore:
             else:
                 self._leave(who, turn)
             raise
+        finally:
+            self._in_line[goes_on] -= 1
+            if not self._in_line[goes_on]:
+                del self._in_line[goes_on]
 
     def _release(self, who: Hashable) -> None:
         self._shares.give_back(who)
+        for goes_on in self._in_line:
+            goes_on()
         while (following := next((other for other in self._waiting if self._shares.may_take(other)), None)) is not None:
             turn = self._waiting[following][0]
             self._leave(following, turn)

@@ -10,6 +10,7 @@ from tests.unit.virtual_time import run
 
 from ddpjob_operator.runtime.errors import ApiError
 from ddpjob_operator.runtime.queue import Backoff, WorkQueue
+from ddpjob_operator.runtime.shares import FairSemaphore
 
 Feed = Callable[[WorkQueue[str]], Awaitable[None]]
 
@@ -293,6 +294,35 @@ def test_a_pass_that_shows_signs_of_life_is_not_a_long_one() -> None:
         return longest, stuck
 
     assert run(main()) == (2, 402)
+
+
+@pytest.mark.parametrize(("seconds", "silent"), [(10.0, 5.0), (1000.0, 405.0)], ids=["it moves", "it stands still"])
+def test_a_pass_whose_call_waits_in_a_line_that_moves_is_not_a_long_one(seconds: float, silent: float) -> None:
+    """As behind a thousand deletions of another job of the namespace, each of which a webhook holds up."""
+
+    async def main() -> float:
+        places = FairSemaphore(1)
+
+        async def call() -> None:
+            async with places.place("ns"):
+                await asyncio.sleep(seconds)
+
+        async def look(key: str) -> None:
+            await asyncio.gather(call(), call())
+
+        ahead = [asyncio.create_task(call()) for _ in range(100)]
+        await asyncio.sleep(0)
+        queue: WorkQueue[str] = WorkQueue()
+        queue.start(look)
+        queue.add("b")
+        await asyncio.sleep(405)
+        longest = queue.longest_pass()
+        await queue.stop(within=0)
+        for task in ahead:
+            task.cancel()
+        return longest
+
+    assert run(main()) == silent
 
 
 def test_the_jobs_of_one_namespace_do_not_take_every_worker() -> None:
