@@ -113,7 +113,8 @@ async def run(settings: Settings, defaults: Callable[[str], Defaults]) -> None:
 
     Raises:
         ApiError: the API server's configuration cannot be used.
-        OSError: a port is taken, or the certificate of the metrics cannot be used.
+        OSError: a port is taken.
+        BadSetting: the certificate of the metrics cannot be used.
         Exception: a part has died.
     """
     stop = asyncio.Event()
@@ -148,7 +149,13 @@ async def _authorize(settings: Settings, cleanup: AsyncExitStack) -> server.Auth
 def _certificate(settings: Settings, cleanup: AsyncExitStack) -> ssl.SSLContext | None:
     if not settings.metrics_certificate:
         return None
-    certificate = Certificate(Path(settings.metrics_certificate))
+    try:
+        certificate = Certificate(Path(settings.metrics_certificate))
+    except OSError as error:
+        raise BadSetting(
+            f"{configuration.PREFIX}METRICS_CERTIFICATE is {settings.metrics_certificate!r}, but must be a folder with "
+            f"tls.crt and tls.key: {error}"
+        ) from error
     following = asyncio.create_task(certificate.follow(), name="certificate")
     cleanup.callback(following.cancel)
     return certificate.context
@@ -347,8 +354,14 @@ def main() -> int:
             try:
                 runner.run(run(settings, defaults))
                 code = 0
+            except BadSetting:
+                code = configuration.EXIT_BAD_SETTING
+                raise
             finally:
                 _end_by_force_if_need_be(code)
+    except BadSetting as error:
+        logger.error("the operator stops: %s", error)
+        return configuration.EXIT_BAD_SETTING
     except (ApiError, OSError) as error:
         logger.error("the operator stops: %s", error)
         return 1

@@ -26,7 +26,9 @@ try:
 except PackageNotFoundError:  # run from a source tree
     VERSION = "0.0.0"
 
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LEASE = re.compile(r"(?=.{1,244}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""A name of at most 253 characters, also with the number of a shard after it."""
 _LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL_NAME}")
 _LABEL_VALUE = re.compile(rf"({_LABEL_NAME})?")
@@ -200,14 +202,20 @@ def own_namespace(file: Path = _IN_CLUSTER_NAMESPACE) -> str:
 
 def _namespaces(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not all(_NAMESPACE.fullmatch(name) for name in names):
+    if not all(NAMESPACE.fullmatch(name) for name in names):
         raise ValueError("names of namespaces separated by commas, or empty for all of them")
     return names
 
 
 def _namespace(text: str) -> str:
-    if not _NAMESPACE.fullmatch(text):
+    if not NAMESPACE.fullmatch(text):
         raise ValueError("the name of a namespace")
+    return text
+
+
+def _lease(text: str) -> str:
+    if not _LEASE.fullmatch(text):
+        raise ValueError("a name of lower-case letters, digits, - and .")
     return text
 
 
@@ -229,7 +237,7 @@ def _resolvers(text: str) -> tuple[str, ...]:
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         namespace, slash, label = part.partition("/")
-        if "=" in label and _NAMESPACE.fullmatch(namespace) and slash:
+        if "=" in label and NAMESPACE.fullmatch(namespace) and slash:
             found.append(f"{namespace}/{'='.join(next(iter(_labels(label).items())))}")
         else:
             found += _networks(part)
@@ -315,7 +323,7 @@ _READERS: dict[str, Callable[[str], object]] = {
     "LEADER_ELECTION": _flag,
     "SHARDS": _whole(1, MOST_SHARDS),
     "SHARD": _whole(0, MOST_SHARDS - 1),
-    "LEASE_NAME": _text,
+    "LEASE_NAME": _lease,
     "LEASE_NAMESPACE": _namespace,
     "IDENTITY": _text,
 }

@@ -34,7 +34,7 @@ from ddpjob_operator.api.base import APIModel
 from ddpjob_operator.api.pod import Quantity, Whole
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
 from ddpjob_operator.core.values.job import Bounds, Defaults, NetworkAccess, Peer, PodSecurity
-from ddpjob_operator.settings import BadSetting, Settings, in_cluster_namespace, own_namespace
+from ddpjob_operator.settings import NAMESPACE, BadSetting, Settings, in_cluster_namespace, own_namespace
 
 Quantities = dict[str, Quantity | Whole]
 Names = tuple[Annotated[str, Field(min_length=1, max_length=317)], ...]
@@ -152,6 +152,9 @@ def read(file: Path) -> Configuration:
         found = Configuration.model_validate(document)
     except ValidationError as error:
         raise _bad(file, _first_problem(error)) from None
+    for name in found.namespaces:
+        if not NAMESPACE.fullmatch(name):
+            raise _bad(file, f"namespaces.{name}: is not the name of a namespace; correct it or remove it")
     for name, grant in (("", found), *found.namespaces.items()):
         _refuse_default_gpus(file, f"namespaces.{name}." if name else "", grant.defaults.resources)
     return found

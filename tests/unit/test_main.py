@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,8 @@ from ddpjob_operator import logs, main
 from ddpjob_operator import settings as configuration
 from ddpjob_operator.cluster.owners import Key
 from ddpjob_operator.core.values.job import Defaults
-from ddpjob_operator.main import WatchEnded, _assemble
-from ddpjob_operator.settings import Settings
+from ddpjob_operator.main import WatchEnded, _assemble, _certificate
+from ddpjob_operator.settings import BadSetting, Settings
 
 
 @pytest.mark.usefixtures("client")
@@ -40,7 +41,11 @@ async def test_a_namespace_of_many_jobs_does_not_make_that_of_one_wait() -> None
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [pytest.param(None, 0, id="a graceful stop"), pytest.param(WatchEnded("pods"), 1, id="a watch has ended")],
+    [
+        pytest.param(None, 0, id="a graceful stop"),
+        pytest.param(WatchEnded("pods"), 1, id="a watch has ended"),
+        pytest.param(BadSetting("no certificate"), 64, id="a setting that shows late to be wrong"),
+    ],
 )
 def test_an_end_that_takes_too_long_has_the_exit_code_of_any_other(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, code: int
@@ -69,3 +74,10 @@ def test_an_end_that_takes_too_long_has_the_exit_code_of_any_other(
     monkeypatch.setattr(main, "threading", SimpleNamespace(Timer=Timer))
     assert main.main() == code
     assert forced == [(code,)]
+
+
+async def test_a_folder_without_a_certificate_is_refused_with_the_name_of_the_setting(tmp_path: Path) -> None:
+    settings = Settings(metrics_certificate=str(tmp_path / "tls"))
+    async with AsyncExitStack() as cleanup:
+        with pytest.raises(BadSetting, match=r"DDPJOB_OPERATOR_METRICS_CERTIFICATE is '.*/tls', but must be a folder"):
+            _certificate(settings, cleanup)

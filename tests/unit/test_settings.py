@@ -75,6 +75,9 @@ def test_a_shard_that_does_not_exist_or_has_no_lease_is_refused(given: dict[str,
         ("NETWORK_POLICY", "on"),
         ("SCRAPERS", "monitoring"),
         ("SCRAPERS", "a=b=c"),
+        ("LEASE_NAME", "Training Operator"),
+        ("LEASE_NAME", "training..operator"),
+        ("LEASE_NAME", "a" * 245),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_name(name: str, value: str) -> None:
@@ -102,6 +105,11 @@ def test_a_secret_value_that_cannot_be_used_is_refused_without_being_shown(name:
         load({f"DDPJOB_OPERATOR_{name}": value})
     assert "s3cret" not in str(error.value)
     assert error.value.__suppress_context__
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp.research-2", "a" * 244])
+def test_a_lease_may_have_any_name_of_an_object(name: str) -> None:
+    assert load({"DDPJOB_OPERATOR_LEASE_NAME": name}).lease_name == name
 
 
 def test_secret_values_are_read_and_not_shown() -> None:

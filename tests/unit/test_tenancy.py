@@ -87,6 +87,8 @@ def test_the_network_is_closed_where_the_operator_is_told_so(text: str, isolated
         ("bounds: {maxNods: 1}", "bounds.maxNods: is not known here; correct its name or remove it"),
         ("bounds: {resources: {memory: plenty}}", "bounds.resources.memory: is 'plenty', but: "),
         ("namespaces: {a: {bounds: {nodes: 1}}}", "namespaces.a.bounds.nodes: is not known here"),
+        ("namespaces: {Students: {bounds: {maxNodes: 1}}}", "namespaces.Students: is not the name of a namespace"),
+        ("namespaces: {students.uni: {}}", "namespaces.students.uni: is not the name of a namespace"),
         ("namespaces: [a]", "namespaces: is ['a'], but: "),
         ("defaults: {resources: {limits: {nvidia.com/gpu: 1}}}",
          "defaults.resources.limits[nvidia.com/gpu]: a job asks for its GPUs itself"),
