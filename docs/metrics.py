@@ -59,7 +59,7 @@ those of an operator that came and went on that day.
 
 ## Operator
 
-These metrics outlive the jobs. A new leader starts from 0. Only the leader has values of jobs.
+These metrics outlive the jobs. A new process starts from 0. Only the leader has values of jobs.
 
 {operator}
 

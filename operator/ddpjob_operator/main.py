@@ -1,8 +1,9 @@
 """The operator's process: `python -m ddpjob_operator.main`.
 
 Starts the parts, waits for a signal or for the end of one of them, and stops them in the order that leaves nothing
-half-done: first no new looks at jobs, then the Lease, then the watches. If a part dies the process ends with an
-error: the kubelet starts it anew, and what it was doing is picked up from the cluster.
+half-done: first no new looks at jobs, then kopf's watches, then the lists and the watches of children; the Lease is
+given up last. If a part dies the process ends with an error: the kubelet starts it anew, and what it was doing is
+picked up from the cluster.
 """
 
 from __future__ import annotations

@@ -72,7 +72,14 @@ OPERATOR = (
         "nothing changes. More are broken connections.",
         ("resource",),
     ),
-    MetricRow("ddpjob_operator_resyncs_total", "counter", "Full lists of jobs and pods.", ("result",)),
+    MetricRow(
+        "ddpjob_operator_resyncs_total",
+        "counter",
+        "Rounds of lists of jobs and pods: of all namespaces that are served, or, in between, of those whose lists "
+        "have failed or whose watches have missed changes. "
+        "The result is `done`, or `failed` if one could not be listed.",
+        ("result",),
+    ),
     MetricRow(
         "ddpjob_operator_status_writes_total",
         "counter",
@@ -155,7 +162,7 @@ OPERATOR = (
         )
     ),
 )
-"""The operator itself. These counters outlive the jobs, and start from 0 with each new leader."""
+"""The operator itself. These counters outlive the jobs, and start from 0 with each new process."""
 
 JOBS = (
     MetricRow(

@@ -1,7 +1,7 @@
 """`spec` of a DDPJob: the fields that users set.
 
 The CRD, `kubectl explain` and docs/api.md are generated from these models, so docstrings of fields are user
-documentation. Bounds of single fields are here. Rules between fields are in `rules.py`, in CEL and in Python.
+documentation. Bounds of single fields are here. Rules between fields are in `validation.py`, in CEL and in Python.
 """
 
 from __future__ import annotations

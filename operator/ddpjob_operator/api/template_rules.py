@@ -1,5 +1,5 @@
-"""Validation rules for `podTemplate` and for names of environment variables. CEL cannot inspect a field without a
-schema, so only the operator checks them.
+"""Validation rules for `podTemplate`, which only the operator checks, and the names of environment variables that are
+reserved. In `spec.env` CEL refuses these as well (`validation`).
 """
 
 from __future__ import annotations

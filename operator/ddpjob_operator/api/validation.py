@@ -46,8 +46,8 @@ PATTERN_OPTIONS.max_mem = 64 << 10
 class Rule:
     """One rule. `path` locates its CEL expression in the schema below `spec`; `problem` returns a message or None.
 
-    Without `cel` only the operator checks the rule: CEL cannot inspect a field without a schema. With `at_start`, jobs
-    that have begun may break it: an earlier version took them, and they would be left without an operator.
+    Without `cel` only the operator checks the rule. With `at_start`, jobs that have begun may break it: an earlier
+    version took them, and they would be left without an operator.
     """
 
     path: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 Every call may be repeated: after a crash, after a lost answer, by a second operator. So "it exists already" is
 success when what exists is ours and of the same attempt, "not found" is success for a deletion, and a deletion names
-the uid that it means.
+the uid that it means; of a PodGroup the name is enough, which no other job or attempt gives.
 """
 
 from __future__ import annotations
