@@ -116,6 +116,7 @@ def parse_pod(obj: Object) -> PodView:
         deleting="deletionTimestamp" in metadata,
         held=is_held(obj),
         gone_by=_gone_by(obj),
+        forced="deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0,
         node_name=spec.get("nodeName"),
         pod_ip=status.get("podIP"),
         reason=reason,

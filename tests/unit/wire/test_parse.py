@@ -268,6 +268,21 @@ def test_a_pod_that_is_being_deleted_says_until_when() -> None:
     assert (view.deleting, view.gone_by) == (True, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC))
 
 
+@pytest.mark.parametrize(
+    ("metadata", "forced"),
+    [
+        ({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 0}, True),
+        ({"deletionTimestamp": "2026-01-02T03:04:05Z", "deletionGracePeriodSeconds": 30}, False),
+        ({"deletionTimestamp": "2026-01-02T03:04:05Z"}, False),
+        ({}, False),
+    ],
+)
+def test_a_pod_that_is_being_deleted_without_grace_is_held_by_finalizers_alone(
+    metadata: dict[str, Any], forced: bool
+) -> None:
+    assert parse_pod(pod(**metadata)).forced is forced
+
+
 UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}
 
 

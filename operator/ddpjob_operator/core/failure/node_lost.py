@@ -151,11 +151,14 @@ def until_lost(pods: Iterable[PodView], patience: Patience, now: datetime) -> fl
 
 
 def force_deletions(pods: Iterable[PodView], policy: Restart, now: datetime) -> tuple[DeletePod, ...]:
-    """Pods on lost nodes taken off the API server by force, where the policy allows it: even those that are going."""
+    """Pods on lost nodes taken off the API server by force, where the policy allows it: even those that are going.
+
+    Once is enough: after that only finalizers keep a pod, and those of others, such as Kueue's, are theirs to remove.
+    """
     if not policy.force_delete_lost_pods:
         return ()
     patience = Patience(policy.node_lost_seconds)
-    return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if is_lost(pod, patience, now))
+    return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if not pod.forced and is_lost(pod, patience, now))
 
 
 def stranded(pods: Iterable[PodView], attempt: int, report: TrainerReport | None) -> tuple[Failure, ...]:

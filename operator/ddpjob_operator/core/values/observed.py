@@ -92,6 +92,8 @@ class PodView:
     """Whether the operator's finalizer keeps it visible until its end is on record."""
     gone_by: datetime | None = None
     """When the grace of a pod that is being deleted ends: `deletionTimestamp`, by the clock that `plan` goes by."""
+    forced: bool = False
+    """Whether it is being deleted without any grace: nothing but finalizers keeps it."""
     node_name: str | None = None
     pod_ip: str | None = None
     reason: str = ""

@@ -23,7 +23,7 @@ from ddpjob_operator.core.failure.node_lost import (
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.running import SILENT_LOOK_SECONDS
-from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan
+from ddpjob_operator.core.values.actions import CreatePod, DeletePod, Plan, ReleasePod
 from ddpjob_operator.core.values.observed import Observed, PodView
 
 POLICY = Restart(node_lost_seconds=30)
@@ -72,6 +72,8 @@ def test_a_pod_is_taken_off_by_force_only_where_the_policy_says_so(deleting: boo
     assert force_deletions(pods, POLICY, NOW) == ()
     forced = force_deletions(pods, Restart(node_lost_seconds=30, force_delete_lost_pods=True), NOW)
     assert forced == (DeletePod("digits-0-1", "pod-0-1", 0),)
+    going = [silent(1, -31, deleting=True, forced=True)]
+    assert force_deletions(going, Restart(node_lost_seconds=30, force_delete_lost_pods=True), NOW) == ()
 
 
 WAITING = {"phase": "waiting", "phaseSeconds": 61.0}
@@ -199,6 +201,19 @@ def test_with_force_delete_the_pod_of_a_lost_node_goes_at_once_and_one_that_was_
     stuck = silent(1, 0, deleting=True, gone_by=later(32))
     again = look(decided.status, seen(stuck, make_pod(0, attempt=1), attempt=1), 31, forceDeleteLostPods=True)
     assert deletions(again) == [("digits-0-1", 0)]
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_pod_that_another_finalizer_holds_is_deleted_by_force_once_and_released(over: bool) -> None:
+    """Else the plan would never come to rest, and the status would not be written."""
+    lost = look(running(), seen(make_pod(0), silent(1, 0)), 30, forceDeleteLostPods=True).status
+    status = in_phase(Phase.FAILED, attempt=1, completion_time=later(31)) if over else lost
+    going = silent(1, 0, deleting=True, gone_by=later(31), forced=True, held=True)
+    kept, policy = make_pod(0, "Failed" if over else "Running", attempt=1), {"forceDeleteLostPods": True}
+    first = look(status, seen(going, kept, attempt=1), 32, **policy)
+    assert (deletions(first), ReleasePod(going.name, going.uid) in first.actions) == ([], True)
+    again = look(first.status, seen(replace(going, held=False), kept, attempt=1), 32, **policy)
+    assert [action for action in again.actions if isinstance(action, DeletePod | ReleasePod)] == []
 
 
 def test_in_place_the_others_live_on() -> None:
