@@ -50,14 +50,14 @@ def bound_violations(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tu
 
 def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
     """A job that has pods, held to the bound on its nodes: an edit may have taken an elastic one, or its spares,
-    beyond it.
+    beyond it. Its attempt keeps the nodes that it has, which a bound may have come after.
     """
     most, spec = bounds.max_nodes, job.spec
     if most is None or job.status.phase in (None, Phase.PENDING) or spec.nodes + spec.spares <= most:
         return job
     nodes = spec.nodes
     if spec.elastic is not None:
-        nodes = min(nodes, max(most - spec.spares, spec.elastic.min_nodes))
+        nodes = min(nodes, max(most - spec.spares, spec.elastic.min_nodes, _nodes_of_attempt(job)))
     spares = min(spec.spares, max(0, most - nodes))
     if (nodes, spares) == (spec.nodes, spec.spares):
         return job  # it was here before the bound
@@ -65,6 +65,12 @@ def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
     said = f"spec.nodes: {_too_many_nodes(job, bounds)}; the job goes on with at most {nodes}{and_spares}"
     clamped = resized(spec, nodes=nodes, spares=spares)
     return replace(job, spec=clamped, rejected_edit=job.rejected_edit or Problem(BEYOND, said))
+
+
+def _nodes_of_attempt(job: Job) -> int:
+    """As many as there are, or were before the job was suspended; 0 of one that was created suspended."""
+    had_gang = job.status.phase is not Phase.SUSPENDED or job.status.internal.spec_digests is not None
+    return job.status.nodes.total if had_gang else 0
 
 
 def with_default_resources(

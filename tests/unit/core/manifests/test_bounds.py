@@ -272,6 +272,34 @@ def test_an_elastic_job_does_not_grow_beyond_a_bound(nodes: int, held_to: int) -
     assert bool(held.rejected_edit) == (nodes != held_to)
 
 
+@pytest.mark.parametrize(
+    ("total", "nodes", "held_to"),
+    [(8, 8, 8), (8, 9, 8), (8, 6, 6), (6, 8, 6), (3, 8, 4)],
+    ids=["it was here before", "no edit makes it larger", "smaller as it was edited", "shrunk", "within"],
+)
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.SUSPENDED])
+def test_a_bound_that_comes_later_takes_no_node_from_an_elastic_job(
+    phase: Phase, total: int, nodes: int, held_to: int
+) -> None:
+    job = make_job(in_phase(phase, nodes=total), nodes=nodes, elastic={"minNodes": 1})
+    held = clamp_to_bounds(job, Bounds(max_nodes=4))
+    assert held.spec.nodes == held_to
+    assert bool(held.rejected_edit) == (nodes != held_to)
+
+
+def test_an_elastic_job_that_runs_goes_on_with_its_nodes_when_a_bound_comes() -> None:
+    spec = {"nodes": 3, "elastic": {"minNodes": 1}}
+    job = make_job(in_phase(Phase.RUNNING, nodes=3, spec=spec), **spec)
+    observed = seen(make_pod(0), make_pod(1), make_pod(2))
+    decided = plan(job, observed, NOW, replace(DEFAULTS, bounds=Bounds(max_nodes=2)))
+    assert (decided.status.phase, decided.status.nodes.total, decided.events) == (Phase.RUNNING, 3, ())
+
+
+def test_an_elastic_job_that_was_created_suspended_is_held_to_a_bound_when_it_resumes() -> None:
+    job = make_job(in_phase(Phase.SUSPENDED, nodes=8, spec_digests=None), nodes=8, elastic={"minNodes": 1})
+    assert clamp_to_bounds(job, Bounds(max_nodes=4)).spec.nodes == 4
+
+
 def test_that_an_elastic_job_is_held_back_is_said_for_as_long_as_it_is() -> None:
     spec = {"nodes": 9, "elastic": {"minNodes": 2}}
     status = in_phase(Phase.RUNNING, nodes=2, spec=spec)
