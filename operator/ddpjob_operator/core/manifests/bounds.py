@@ -50,14 +50,15 @@ def bound_violations(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tu
 
 def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
     """A job that has pods, held to the bound on its nodes: an edit may have taken an elastic one, or its spares,
-    beyond it. Its attempt keeps the nodes that it has, which a bound may have come after.
+    beyond it. Its attempt keeps the nodes that it has, which a bound may have come after. Spares get what is left: one
+    that waits is worth less than a node that trains.
     """
     most, spec = bounds.max_nodes, job.spec
     if most is None or job.status.phase in (None, Phase.PENDING) or spec.nodes + spec.spares <= most:
         return job
     nodes = spec.nodes
     if spec.elastic is not None:
-        nodes = min(nodes, max(most - spec.spares, spec.elastic.min_nodes, _nodes_of_attempt(job)))
+        nodes = min(nodes, max(most, spec.elastic.min_nodes, _nodes_of_attempt(job)))
     spares = min(spec.spares, max(0, most - nodes))
     if (nodes, spares) == (spec.nodes, spec.spares):
         return job  # it was here before the bound

@@ -287,6 +287,19 @@ def test_a_bound_that_comes_later_takes_no_node_from_an_elastic_job(
     assert bool(held.rejected_edit) == (nodes != held_to)
 
 
+@pytest.mark.parametrize(
+    ("total", "nodes", "spares", "held_to"),
+    [(4, 4, 3, (4, 0)), (2, 2, 3, (2, 2)), (3, 4, 1, (4, 0)), (3, 9, 9, (4, 0)), (6, 6, 1, (6, 0)), (2, 3, 1, (3, 1))],
+)
+def test_spares_get_what_the_nodes_of_an_elastic_job_leave_of_a_bound(
+    total: int, nodes: int, spares: int, held_to: tuple[int, int]
+) -> None:
+    spec = {"nodes": nodes, "spares": spares, "elastic": {"minNodes": 1}, "restart": {"scope": "InPlace"}}
+    held = clamp_to_bounds(make_job(in_phase(Phase.RUNNING, nodes=total), **spec), Bounds(max_nodes=4))
+    assert (held.spec.nodes, held.spec.spares) == held_to
+    assert bool(held.rejected_edit) == (held_to != (nodes, spares))
+
+
 def test_an_elastic_job_that_runs_goes_on_with_its_nodes_when_a_bound_comes() -> None:
     spec = {"nodes": 3, "elastic": {"minNodes": 1}}
     job = make_job(in_phase(Phase.RUNNING, nodes=3, spec=spec), **spec)
