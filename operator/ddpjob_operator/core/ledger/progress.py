@@ -46,8 +46,25 @@ def with_report(look: Look) -> Look:
     report = look.observed.report
     if report is None or not report.is_of(look.job.uid, look.status.attempt):
         return look
-    look = look.with_status(with_final_report(_gone_back(look.status, report), report, look.now))
+    status = _gone_back(look.status, report)
+    if not _is_outdated(look, report):
+        status = with_final_report(status, report, look.now)
+    elif report.snapshot is not None:
+        status = with_snapshot(status, report.snapshot)
+    look = look.with_status(status)
     return with_loss_status(_with_shutdown_status(_with_snapshot_status(look, report), report), report)
+
+
+def _is_outdated(look: Look, report: TrainerReport) -> bool:
+    """Whether the status has been as far, and the pod that gave the report runs no more: it is older than what that
+    pod said at its end. Of a pod that runs it may say less: a rank goes back to a sound snapshot.
+    """
+    known, lost = look.status.progress, look.status.internal.lost_pods
+    if report.step is None or known is None or known.step is None or report.step > known.step:
+        return False
+    # with live recovery another pod tells until there is a new node rank 0
+    telling = {0} if 0 not in lost.values() else set(range(look.gang_size))
+    return not any(pod.running and pod.uid not in lost and pod.node_rank in telling for pod in look.gang)
 
 
 def _gone_back(status: DDPJobStatus, report: TrainerReport) -> DDPJobStatus:

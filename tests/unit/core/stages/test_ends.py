@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import in_phase, make_job, make_pod, seen, succeeded
+from builders import heard, in_phase, make_job, make_pod, seen, succeeded
 from looks import look
 from promises import check_history
 from world import World
@@ -50,6 +50,16 @@ def test_a_node_that_is_done_may_be_collected_while_others_work(away: bool) -> N
     world.settle()
     assert (world.status.phase, world.status.restarts) == (Phase.SUCCEEDED, 0)
     check_history(world.cluster)
+
+
+def test_what_a_drained_node_said_at_its_end_is_not_overwritten_by_its_older_report() -> None:
+    job = make_job(in_phase(Phase.RUNNING))
+    report = heard(step=390, metrics={"eval_accuracy": 0.9})
+    ended = look(job, seen(succeeded(0, deleting=True), make_pod(1), report=report)).status
+    after = look(make_job(ended), seen(make_pod(1), report=report)).status
+    for status in (ended, after):
+        assert status.progress is not None
+        assert (status.progress.step, status.progress.metrics) == (400, {"eval_accuracy": 0.97})
 
 
 def test_a_gang_that_succeeds_and_is_collected_while_the_operator_is_away_has_succeeded() -> None:

@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import DEFAULTS, NOW, ended, failed, in_phase, later, make_job, make_pod, make_report, seen, succeeded
+from builders import (
+    DEFAULTS,
+    NOW,
+    ended,
+    failed,
+    heard,
+    in_phase,
+    later,
+    make_job,
+    make_pod,
+    make_report,
+    seen,
+    succeeded,
+)
 from looks import at, condition, look
 from world import World
 
@@ -46,6 +59,18 @@ def suspended(ago: float = 60.0, **fields: object) -> DDPJobStatus:
 
 
 # Suspending
+
+
+def test_how_far_the_pods_were_at_their_end_stays_on_record_when_they_are_gone() -> None:
+    """The last live report, which is older, is there as long as the operator runs."""
+    report = heard(step=90, snapshot={"step": 80, "time": NOW.timestamp(), "verified": True})
+    saved = make_report("Preempted", step=105)
+    pods = [make_pod(0, "Failed", deleting=True, termination=ended(143, saved)), failed(1, 143, deleting=True)]
+    ended_at = look(make_job(suspending(), suspend=True), seen(*pods, report=report)).status
+    after = look(make_job(ended_at, suspend=True), seen(report=report)).status
+    assert after.phase is Phase.SUSPENDED
+    assert [status.progress and status.progress.step for status in (ended_at, after)] == [105, 105]
+    assert look(make_job(after, suspend=True), seen(report=report)).status == after
 
 
 def test_a_suspension_keeps_what_is_known_of_steps_that_the_attempt_before_may_have_lost() -> None:
