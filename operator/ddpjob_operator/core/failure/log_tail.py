@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import re2
 
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.values.actions import ReadLog
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import Observed
 
 TAIL_CHARACTERS = 4096
@@ -77,11 +79,21 @@ def whole_lines(text: bytes, most: int) -> bytes:
 
 def without_secrets(job: Job, text: str) -> str:
     """`text` of a pod without what is secret among the job's variables, and what looks like a secret."""
-    values = ((variable.name, (variable.value or "").strip()) for variable in job.spec.env)
-    secrets = {value for name, value in values if _is_secret(name, value)}
+    secrets = {value for name, value in _variables(job) if _is_secret(name, value)}
     for secret in sorted(secrets, key=len, reverse=True):  # one may be the beginning of another
         text = text.replace(secret, "***")
     return mask(text)
+
+
+def _variables(job: Job) -> Iterator[tuple[str, str]]:
+    """Names and values of the variables that the job gives its trainer, in `env` or by way of the podTemplate."""
+    for variable in job.spec.env:
+        yield variable.name, (variable.value or "").strip()
+    template = job.spec.pod_template
+    for container in ((template.spec if template else None) or {}).get("containers") or ():
+        if container.get("name") == TRAINER_CONTAINER:
+            for given in container.get("env") or ():
+                yield str(given.get("name") or ""), str(given.get("value") or "").strip()
 
 
 def _is_secret(name: str, value: str) -> bool:

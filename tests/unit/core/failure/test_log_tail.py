@@ -71,6 +71,15 @@ def test_what_the_jobs_variables_keep_secret_is_masked() -> None:
     assert log_tail(make_job(env=env), seen(POD, logs=logs), failure()) == "token ***, verbose"
 
 
+def test_so_is_what_those_of_the_trainer_in_the_pod_template_keep_secret() -> None:
+    env = [{"name": "HF_TOKEN", "value": "hf_abcdef"}, {"name": "LEVEL", "value": "verbose"}]
+    env += [{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]
+    sidecar = {"name": "sidecar", "image": "i", "env": [{"name": "ITS_TOKEN", "value": "elsewhere"}]}
+    template = {"spec": {"containers": [{"name": "trainer", "env": env}, sidecar, {"name": "bare", "image": "i"}]}}
+    logs = {POD.uid: "token hf_abcdef, verbose, elsewhere"}
+    assert log_tail(make_job(podTemplate=template), seen(POD, logs=logs), failure()) == "token ***, verbose, elsewhere"
+
+
 @pytest.mark.parametrize(
     "env",
     [{"HF_TOKEN": "hf_abcdef\n"}, {"A_TOKEN": "hf_abc", "HF_TOKEN": "hf_abcdef"}],
