@@ -101,6 +101,8 @@ def _resources(given: Manifest, visit: Visit) -> Manifest:
         return given
     limits = {name: value for name, value in (given.get("limits") or {}).items() if "/" not in name}
     requests = {name: _smaller(least, limits.get(name)) for name, least in LEAST.items()}
+    if "ephemeral-storage" in limits:
+        requests["ephemeral-storage"] = "0"  # the API server would request as much as the limit
     # huge pages are requested as they are limited
     requests |= {name: value for name, value in limits.items() if name.startswith("hugepages-")}
     return {"requests": requests} | ({"limits": limits} if limits else {})

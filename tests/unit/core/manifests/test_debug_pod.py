@@ -137,6 +137,15 @@ def test_it_neither_competes_with_the_gang_nor_waits_for_its_devices() -> None:
     assert none == {"requests": {"cpu": "100m", "memory": "256Mi"}}
 
 
+def test_it_reserves_no_part_of_the_disk_that_it_is_limited_to() -> None:
+    limits = {"memory": "1Ti", "ephemeral-storage": "500Gi"}
+    resources = debug_pod(resources={"limits": limits})["spec"]["containers"][0]["resources"]
+    assert resources["requests"] == {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "0"}
+    assert resources["limits"] == limits
+    kept = debug_pod(gpus=True, resources={"limits": limits})["spec"]["containers"][0]["resources"]
+    assert kept == {"limits": limits}
+
+
 def test_with_gpus_it_has_all_that_the_failed_pod_had() -> None:
     _, failed = trainer_pod()
     resources = debug_pod(gpus=True)["spec"]["containers"][0]["resources"]
