@@ -46,6 +46,7 @@ from ddpjob_operator.core.transitions import NextAttempt
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.job import ADMISSION_FAILED, NAME_TAKEN, QUOTA_EXCEEDED, Problem, in_words
 from ddpjob_operator.core.values.look import Look
+from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.core.values.observed import PodPhase
 
 TIMEOUT = "GangTimeout"
@@ -158,7 +159,8 @@ def _seconds_until_next_try(look: Look, problem: Problem) -> float:
 
 def _without_attempt(look: Look, said: str) -> str:
     """The message of an event without the numbers of attempts, so that the same refusal raises one event's count."""
-    return re.sub(rf"\b{re.escape(look.job.name)}-\d+-(?=\d)", f"{look.job.name}-*-", said)
+    stem = pod_name(look.job.name, 0, 0).removesuffix("-0-0")
+    return re.sub(rf"\b{re.escape(stem)}-\d+-(?=\d)", f"{stem}-*-", said)
 
 
 def until_released(look: Look) -> float | None:

@@ -19,6 +19,7 @@ from ddpjob_operator.core.stages.all_or_nothing import plan_release
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import AssignPod, DeletePod, Plan, SyncPod
 from ddpjob_operator.core.values.job import NAME_TAKEN, Problem
+from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.core.values.observed import Observed, PodView
 
 QUOTA = Problem("QuotaExceeded", "the API server rejected Pod digits-0-2: exceeded quota: few")
@@ -135,17 +136,20 @@ def test_the_next_try_is_a_new_attempt_that_costs_nothing_and_says_what_it_waits
     assert [(event.type, event.reason) for event in decided.events] == [("Warning", "GangReleased")]
 
 
-def test_the_same_refusal_of_each_try_is_the_same_event() -> None:
+@pytest.mark.parametrize("name", ["digits", "digits.v2", "1-digits", "d" * 63])
+def test_the_same_refusal_of_each_try_is_the_same_event(name: str) -> None:
     """Then it raises the count of the first one, where seven tries would make seven."""
     said = set()
     for attempt in range(2):
-        words = f"the API server rejected Pod digits-{attempt}-2: exceeded quota: few"
+        words = f"the API server rejected Pod {pod_name(name, attempt, 2)}: exceeded quota: few"
         status = in_phase(Phase.STARTING, nodes=4, attempt=attempt)
-        decided = decide(placed(0, attempt=attempt), problem=Problem("QuotaExceeded", words), status=status)
+        job = replace(make_job(status, nodes=4), name=name)
+        decided = plan_release(at(job, seen(placed(0, attempt=attempt), problem=Problem("QuotaExceeded", words))))
         assert decided is not None
         said |= {event.message for event in decided.events}
-        assert f"Pod digits-{attempt}-2" in str(decided.status.conditions)
-    assert said == {"1 of 4 pods were released: the API server rejected Pod digits-*-2: exceeded quota: few"}
+        assert f"Pod {pod_name(name, attempt, 2)}" in str(decided.status.conditions)
+    kept = pod_name(name, 0, 2).replace("-0-2", "-*-2")
+    assert said == {f"1 of 4 pods were released: the API server rejected Pod {kept}: exceeded quota: few"}
 
 
 def test_a_late_gang_says_why_in_the_words_of_the_scheduler() -> None:
