@@ -10,6 +10,7 @@ import json
 from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, is_gpu, with_default_resources
+from ddpjob_operator.core.manifests.code import VOLUME as CODE
 from ddpjob_operator.core.manifests.merge import merge
 from ddpjob_operator.core.manifests.placement import leaving_lost_nodes
 from ddpjob_operator.core.manifests.pod_environment import SHARED_PATH, TERMINATION_LOG, env_var, literal
@@ -63,6 +64,8 @@ def build_initializer(admitted: Admitted, number: int) -> Manifest:
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
     spec = merge(spec, {name: value for name, value in user_spec.items() if name not in _OF_THE_GANG})
+    if job.spec.code is not None:  # as in the pods of the gang, where the operator's takes its place
+        spec["volumes"] = [volume for volume in spec["volumes"] if volume.get("name") != CODE]
     sources = [
         {"name": name, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         for claim, name in volumes.items()

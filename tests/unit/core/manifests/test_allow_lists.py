@@ -10,8 +10,9 @@ from builders import DEFAULTS, make_job
 from tests.support.pod_specs import NAMED
 
 from ddpjob_operator.core.manifests.admission import admit
-from ddpjob_operator.core.manifests.admitted import Refused
+from ddpjob_operator.core.manifests.admitted import Admitted, Refused
 from ddpjob_operator.core.manifests.allow_lists import SETTINGS
+from ddpjob_operator.core.manifests.initializer import build_initializer
 from ddpjob_operator.core.values.job import Bounds
 
 
@@ -51,6 +52,18 @@ def test_the_volume_of_submitted_code_needs_no_entry() -> None:
     job = make_job(podTemplate={"spec": taken}, code=code)
     assert not isinstance(admit(job, replace(DEFAULTS, bounds=only("volumeTypes"))), Refused)
     assert len(refusals(only("volumeTypes"), taken)) == 1
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_volume_of_that_name_is_in_no_pod_of_the_initializers_of_a_job_with_code(coded: bool) -> None:
+    """The kubelet mounts a volume, and Kubernetes makes an ephemeral one, whether a container has it or not."""
+    code = {"code": {"configMaps": ["first"], "sha256": "0" * 64}} if coded else {}
+    mine = [{"name": name, "nfs": {"server": "a", "path": "/"}} for name in ("ddpjob-code", "data")]
+    initializers = [{"name": "data", "source": "https://example.com/digits.tar", "path": "datasets/digits"}]
+    found = admit(make_job(podTemplate={"spec": {"volumes": mine}}, initializers=initializers, **code), DEFAULTS)
+    assert isinstance(found, Admitted)
+    volumes = build_initializer(found, 0)["spec"]["volumes"]
+    assert [item for item in volumes if "nfs" in item] == mine[coded:]
 
 
 @pytest.mark.parametrize(
