@@ -14,9 +14,10 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from ddpjob_operator.api.status import Phase
+from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.manifests.allow_lists import unlisted
 from ddpjob_operator.core.manifests.pod_security import HOST_NETWORK, pod_security_violations
+from ddpjob_operator.core.transitions import has_had_gang
 from ddpjob_operator.core.values.changes import resized
 from ddpjob_operator.core.values.job import Bounds, Job, Manifest, Problem
 
@@ -49,16 +50,16 @@ def bound_violations(job: Job, pods: tuple[Manifest, ...], bounds: Bounds) -> tu
 
 
 def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
-    """A job that has pods, held to the bound on its nodes: an edit may have taken an elastic one, or its spares,
-    beyond it. Its attempt keeps the nodes that it has, which a bound may have come after. Spares get what is left: one
-    that waits is worth less than a node that trains.
+    """A job that has pods, or had them before it was suspended, held to the bound on its nodes: an edit may have taken
+    an elastic one, or its spares, beyond it. Its attempt keeps the nodes that it has, which a bound may have come
+    after. Spares get what is left: one that waits is worth less than a node that trains.
     """
     most, spec = bounds.max_nodes, job.spec
-    if most is None or job.status.phase in (None, Phase.PENDING) or spec.nodes + spec.spares <= most:
+    if most is None or _is_new(job.status) or spec.nodes + spec.spares <= most:
         return job
     nodes = spec.nodes
     if spec.elastic is not None:
-        nodes = min(nodes, max(most, spec.elastic.min_nodes, _nodes_of_attempt(job)))
+        nodes = min(nodes, max(most, spec.elastic.min_nodes, job.status.nodes.total))
     spares = min(spec.spares, max(0, most - nodes))
     if (nodes, spares) == (spec.nodes, spec.spares):
         return job  # it was here before the bound
@@ -68,10 +69,10 @@ def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
     return replace(job, spec=clamped, rejected_edit=job.rejected_edit or Problem(BEYOND, said))
 
 
-def _nodes_of_attempt(job: Job) -> int:
-    """As many as there are, or were before the job was suspended; 0 of one that was created suspended."""
-    had_gang = job.status.phase is not Phase.SUSPENDED or job.status.internal.spec_digests is not None
-    return job.status.nodes.total if had_gang else 0
+def _is_new(status: DDPJobStatus) -> bool:
+    """Whether the job is still to be admitted: that refuses it as it is."""
+    created_suspended = status.phase is Phase.SUSPENDED and not has_had_gang(status)
+    return created_suspended or status.phase in (None, Phase.PENDING)
 
 
 def with_default_resources(

@@ -308,9 +308,14 @@ def test_an_elastic_job_that_runs_goes_on_with_its_nodes_when_a_bound_comes() ->
     assert (decided.status.phase, decided.status.nodes.total, decided.events) == (Phase.RUNNING, 3, ())
 
 
-def test_an_elastic_job_that_was_created_suspended_is_held_to_a_bound_when_it_resumes() -> None:
-    job = make_job(in_phase(Phase.SUSPENDED, nodes=8, spec_digests=None), nodes=8, elastic={"minNodes": 1})
-    assert clamp_to_bounds(job, Bounds(max_nodes=4)).spec.nodes == 4
+@pytest.mark.parametrize("elastic", [{}, {"elastic": {"minNodes": 1}}], ids=["fixed", "elastic"])
+def test_a_job_beyond_a_bound_that_was_created_suspended_is_refused_when_it_resumes(elastic: dict[str, Any]) -> None:
+    defaults = replace(DEFAULTS, bounds=Bounds(max_nodes=4))
+    created_so = plan(make_job(nodes=8, suspend=True, **elastic), Observed(), NOW, defaults)
+    kept = plan(make_job(created_so.status, nodes=8, suspend=True, **elastic), Observed(), NOW, defaults)
+    assert (kept.status.phase, cond.find(kept.status.conditions, cond.DEGRADED)) == (Phase.SUSPENDED, None)
+    resumed = plan(make_job(kept.status, nodes=8, **elastic), Observed(), NOW, defaults)
+    assert (resumed.status.phase, resumed.actions) == (Phase.FAILED, ())
 
 
 def test_that_an_elastic_job_is_held_back_is_said_for_as_long_as_it_is() -> None:
