@@ -128,7 +128,8 @@ OPERATOR = (
     MetricRow(
         "ddpjob_recovery_seconds",
         "histogram",
-        "Time from a failure to the next training step.",
+        "Time from a failure to the next training step. Not observed where an elastic job is resized, or a job "
+        "suspended, in between.",
         unit="seconds",
     ),
     *(

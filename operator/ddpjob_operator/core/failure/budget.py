@@ -24,7 +24,7 @@ _LONGEST_DOUBLING = 32
 
 
 def made_progress(status: DDPJobStatus, now: datetime) -> bool:
-    """Whether the newest snapshot is verified, newer than the last failure, and ahead of where that struck.
+    """Whether the newest snapshot is verified, and its step ahead of where the last failure struck.
 
     What the trainer reports of its snapshots is not enough where failures follow each other closely: one that reports a
     newer snapshot each time would restart for ever, at once and for free.

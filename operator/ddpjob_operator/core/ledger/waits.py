@@ -25,7 +25,7 @@ class Waits:
     first_step: float | None = None
     """From the start of the job, suspensions left out, to its first training step."""
     recovery: float | None = None
-    """From a failure to the next training step."""
+    """From a failure to the next training step, where no resize and no suspension came in between."""
 
 
 def waits_between(before: DDPJobStatus, after: DDPJobStatus) -> Waits:

@@ -1,7 +1,8 @@
 """Whether a job is within the administrator's bounds: the only place that admits one.
 
-A new job beyond a bound is refused. One that has pods already is never stopped by a bound that came later; but an edit
-takes no job beyond one. So a job is admitted unchecked as long as its spec is the one on record for its attempt.
+A new job beyond a bound is refused; one that was created suspended, when it resumes. One that has pods already is never
+stopped by a bound that came later; but an edit takes no job beyond one. So a job is admitted unchecked as long as its
+spec is the one on record for its attempt.
 """
 
 from __future__ import annotations

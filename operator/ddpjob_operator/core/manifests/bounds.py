@@ -1,7 +1,7 @@
 """What an administrator allows a job at most, and what it gets where it says nothing (`ddpjob_operator.tenancy`).
 
-A new job beyond a bound is refused, with the field, its value and the bound. One that has pods already is never
-stopped by a bound that came later; but an edit takes no job beyond one.
+A new job beyond a bound is refused, with the field, its value and the bound; one that was created suspended, when it
+resumes. One that has pods already is never stopped by a bound that came later; but an edit takes no job beyond one.
 
 What counts is the pod that would be made, so that a podTemplate is no way around a bound.
 """

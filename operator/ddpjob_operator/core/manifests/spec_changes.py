@@ -3,6 +3,10 @@
 Two kinds of change matter. A frozen field must not change while the job runs (CEL refuses it where a server has it).
 Another one may, but pods that were made before it know nothing of it: they cannot be kept for the next attempt, and no
 pod that is made after it can take part in this one. Ranks that save at other steps than the others wait for ever.
+
+Some fields of `restart` that pods, or their group, are made from matter to none of this: backoff.maxSeconds,
+nodeLostSeconds and forceDeleteLostPods. Pods from before and after an edit of these take part in one attempt, and it
+holds for those that are made after it.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def build_claim_pod(claim: Mapping[str, Any], image: str, command: VolumeCommand
 
 
 def _memory(job: Job) -> str | int | None:
-    """What holds the states of a rank holds those of its snapshot; None: no limit, as the job's own pods have none."""
+    """What holds the states of a rank holds those of its snapshot; None: no limit, as `spec.resources` has none."""
     resources = job.spec.resources
     limit = ((resources.limits if resources else None) or {}).get("memory")
     return _MEMORY if limit is not None and amount(limit) < amount(_MEMORY) else limit

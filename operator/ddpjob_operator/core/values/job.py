@@ -129,7 +129,7 @@ class Defaults:
 
     trainer_image: str = "localhost/ddpjob-trainer:0.1.0-cpu"
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Requests and limits of a trainer container that mentions neither."""
+    """Requests and limits of each resource that a container of the trainer, or an initializer, does not mention."""
     bounds: Bounds = Bounds()
     network: NetworkAccess | None = None
     """Whether, and how, a job's pods are closed to the network. None leaves that to the cluster."""

@@ -1,7 +1,8 @@
 """Names and labels of all that a job owns: deterministic, so that a repeated create is recognised; never colliding.
 
-A pod's name always ends in two numbers, the attempt and the node rank that it was made for, so that the names of two
-jobs' pods differ whenever the jobs' names do. Its labels say what it is now: a pod that is kept for a later attempt
+A pod's name always ends in the attempt and the node rank that it was made for, a spare's in the attempt and `s0`, `s1`
+and so on, and that of initializers in `init` and a number, so that the names of two jobs' pods differ whenever the
+jobs' names do. Its labels say what it is now: a pod that is kept for a later attempt
 keeps its name. A job's name that is too long for a label, or that a DNS label does not allow, is shortened and
 gets a hash of the whole.
 """
