@@ -62,6 +62,27 @@ def test_a_loop_of_ones_own_skips_what_it_was_rolled_back_from(attach: Any, tmp_
     assert [event["step"] for line in lines if (event := json.loads(line))["event"] == "step_skipped"] == [4, 5]
 
 
+def test_without_an_operator_a_job_is_rolled_back_from_at_most_three_steps_too(attach: Any) -> None:
+    """Each attempt has a creation time of its own there, and all have the same uid."""
+
+    def train(created: int) -> None:
+        model, optimizer = model_and_optimizer()
+        as_without = {"DDPJOB_UID": "", "DDPJOB_ATTEMPT": "", "DDPJOB_CREATED": str(created)}
+        run = attach(model, optimizer, environ={"DDPJOB_NON_FINITE_LOSS": "Rollback", **as_without})
+        for number in range(run.resume() + 1, 21):
+            if number in run.skipped_steps:
+                run.skip_step()
+                continue
+            step(model, optimizer)
+            run.step_end(float("nan") if number % 4 == 1 else 0.5)
+
+    for created, skipped in enumerate(("step 1", "steps 4 and 5", "steps 8 and 9"), 1):
+        with pytest.raises(RollBack, match=rf"skips {skipped} \(rollback {created} of 3\)"):
+            train(created)
+    with pytest.raises(LossNotFinite, match="the loss of step 13 is nan, after 3 rollbacks"):
+        train(4)
+
+
 def test_checkpoints_of_ones_own_are_rolled_back_too(attach: Any) -> None:
     rollback = {"environ": {"DDPJOB_NON_FINITE_LOSS": "Rollback"}}
     run = attach(**rollback)

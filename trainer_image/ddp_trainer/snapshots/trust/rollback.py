@@ -46,13 +46,12 @@ def ask(fence: Fence, *, step: int, disk: Disk | None = None) -> None:
 
 
 def asked(fence: Fence) -> list[int]:
-    """Each step that this job was rolled back to before, this time included; 0 where a crash cut the request short."""
-    own = fence.own
-    return [
-        _step(fence.directory / _FOLDER / name) or 0
-        for name in _names(fence.directory)
-        if name.startswith(f"{own.created:012d}-") and name.removesuffix(_DONE).endswith(f"-{own.uid}")
-    ]
+    """Each step that this job was rolled back to before, this time included; 0 where a crash cut the request short.
+
+    A job is known by its uid alone: without an operator, `created` is that of each attempt.
+    """
+    names = [name for name in _names(fence.directory) if _uid(name) == fence.own.uid]
+    return [_step(fence.directory / _FOLDER / name) or 0 for name in names]
 
 
 def carry_out(directory: Path, fence: Fence, *, keep: int, disk: Disk | None = None) -> None:
@@ -80,6 +79,10 @@ def carry_out(directory: Path, fence: Fence, *, keep: int, disk: Disk | None = N
 def _names(directory: Path) -> Iterator[str]:
     with contextlib.suppress(FileNotFoundError):
         yield from sorted(path.name for path in (directory / _FOLDER).iterdir())
+
+
+def _uid(name: str) -> str:
+    return name.removesuffix(_DONE).split("-", 2)[-1]
 
 
 def _step(path: Path) -> int | None:
