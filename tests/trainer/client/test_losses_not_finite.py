@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
+from tests.trainer.snapshots.unreadable import is_unreadable
 
 from ddp_trainer.client.finite import are_finite
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import LossNotFinite, RollBack
+from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import Manifest
 
 
@@ -81,6 +83,27 @@ def test_without_an_operator_a_job_is_rolled_back_from_at_most_three_steps_too(a
             train(created)
     with pytest.raises(LossNotFinite, match="the loss of step 13 is nan, after 3 rollbacks"):
         train(4)
+
+
+def test_an_attempt_that_cannot_read_what_it_was_rolled_back_from_does_not_begin(
+    attach: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollback = {"environ": {"DDPJOB_NON_FINITE_LOSS": "Rollback"}}
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, **rollback)
+    run.resume()
+    step(model, optimizer)
+    run.step_end(float("nan"))
+    with pytest.raises(RollBack):
+        run.record_loss()
+    (asked,) = (tmp_path / "shared/checkpoints/job/rollbacks").iterdir()
+    with monkeypatch.context() as patched:
+        is_unreadable(patched, asked.with_name(f"{asked.name}.done"))
+        with pytest.raises(SnapshotError, match="what this job was rolled back from cannot be read"):
+            attach(*model_and_optimizer(), **rollback).resume()
+    run = attach(*model_and_optimizer(), **rollback)
+    run.resume()
+    assert run.skipped_steps == {1}
 
 
 def test_checkpoints_of_ones_own_are_rolled_back_too(attach: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.trainer.snapshots.one_rank import Run
 from tests.trainer.snapshots.test_earlier import Stops
+from tests.trainer.snapshots.unreadable import is_unreadable
 
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.snapshots.__main__ import main
@@ -134,6 +135,15 @@ def test_a_volume_that_cannot_say_whether_it_is_there_takes_back_no_restore(
         patched.setattr(os, "lstat", broken)
         with pytest.raises(SnapshotError, match="Input/output error"):
             resumed(job, 1)
+    assert resumed(job, 2) == 2
+
+
+def test_a_request_that_cannot_be_read_now_is_carried_out_later(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    restore.ask(job, 2)
+    with monkeypatch.context() as patched:
+        is_unreadable(patched, job / restore.REQUEST)
+        with pytest.raises(SnapshotError, match="Input/output error"):
+            resumed(job, 1, until=8)
     assert resumed(job, 2) == 2
 
 

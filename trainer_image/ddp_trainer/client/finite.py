@@ -27,7 +27,9 @@ from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.logs.runlog import RunLog
 from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.resuming import decided_by_first
 from ddp_trainer.snapshots.trust import rollback
+from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 
 
@@ -50,12 +52,19 @@ class FiniteLosses:
         self._fence = fence
 
     def resumed(self) -> None:
-        """Learn what this job was rolled back from, on all ranks alike."""
+        """Learn what this job was rolled back from, on all ranks alike. Raises SnapshotError where that cannot be read
+        now: the same batches would be taken again.
+        """
         if self._policy != "Rollback":
             return
-        fence = self._fence()
-        with storage_awaited():
-            asked = [] if fence is None else rollback.asked(fence)[: rollback.MOST]
+        fence, asked, error = self._fence(), list[int](), None
+        if fence is not None:
+            try:
+                with storage_awaited():
+                    asked = rollback.asked(fence)[: rollback.MOST]
+            except OSError as problem:
+                error = SnapshotError(f"what this job was rolled back from cannot be read: {problem}. Check the volume")
+        decided_by_first(self._ranks, None, error)
         self.rollbacks, *steps = self._ranks.numbers_from_first(len(asked), *asked, *[0] * (rollback.MOST - len(asked)))
         self.skipped = frozenset(skipped for step in steps for skipped in (step - 1, step) if skipped > 0)
 

@@ -66,11 +66,15 @@ def ask(directory: Path, step: int, disk: Disk | None = None) -> Sequence[Path]:
 
 
 def asked(directory: Path) -> Request | None:
-    """What the next attempt is asked to restore."""
+    """What the next attempt is asked to restore.
+
+    Raises OSError where the volume cannot say: an attempt that took that for no would save newer ones, and the next
+    would find the request out of date.
+    """
     try:
         fields = json.loads((directory / REQUEST).read_bytes())
         return Request(int(fields["step"]), str(fields["after"]))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
         return None
 
 

@@ -47,6 +47,7 @@ def ask(fence: Fence, *, step: int, disk: Disk | None = None) -> None:
 
 def asked(fence: Fence) -> list[int]:
     """Each step that this job was rolled back to before, this time included; 0 where a crash cut the request short.
+    Raises OSError.
 
     A job is known by its uid alone: without an operator, `created` is that of each attempt.
     """
@@ -86,9 +87,11 @@ def _uid(name: str) -> str:
 
 
 def _step(path: Path) -> int | None:
-    """None after a crash between creating and writing: that attempt failed in another way."""
+    """None after a crash between creating and writing: that attempt failed in another way. Raises OSError where it
+    cannot be read: without the step of a request, the snapshots of before would stay, and the request be over.
+    """
     try:
         step = json.loads(path.read_bytes())["step"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
     return step if isinstance(step, int) else None
