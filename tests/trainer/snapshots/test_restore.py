@@ -96,6 +96,18 @@ def test_what_an_attempt_on_a_lost_node_saves_meanwhile_is_set_aside_too(job: Pa
     assert aside(job) == ["08", "06", "04"]
 
 
+def test_an_attempt_that_began_before_the_request_leaves_it_to_the_next_one(job: Path) -> None:
+    """Such as one on a lost node, which acquires the directory again for the first checkpoint of its program."""
+    assert resumed(job, 1, until=8) == 6
+    restore.ask(job, 2)
+    checkpoints = Checkpoints(job, keep=9, identity=Identity("digits", "uid-1", 1, 1, 0, 1))
+    with checkpoints.writing(Progress(9, 0, 0)) as folder:
+        (folder / "model.pt").write_bytes(b"model")
+    assert (steps_in(job), aside(job)) == ([2, 4, 6, 8], [])
+    assert resumed(job, 2) == 2
+    assert aside(job) == ["08", "06", "04", "09"]
+
+
 def test_steps_that_were_trained_since_the_request_are_not_set_aside(job: Path) -> None:
     """Such as by a job that was unsuspended at the same time, whose attempt has read the directory before."""
     restore.ask(job, 2)

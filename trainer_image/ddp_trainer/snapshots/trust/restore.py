@@ -79,7 +79,7 @@ def asked(directory: Path) -> Request | None:
 
 
 def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
-    """Do what was asked for. Raises FencedError, OSError.
+    """Do what was asked for before this attempt began. Raises FencedError, OSError.
 
     Carried out again after a crash in the middle of it, also by another attempt, it does the rest.
     """
@@ -88,6 +88,8 @@ def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
     if request is None:
         return
     fence.check()
+    if fence.own.name <= request.after:
+        return  # it has trained before, and may acquire the directory again: the steps that it saves are the newer ones
     if (late := _saved_since(directory, request)) is not None:
         log.warning("step %d is not restored: %s was saved after that was asked for", request.step, late.name)
     elif not _of_step(directory, request.step):
