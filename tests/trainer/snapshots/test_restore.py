@@ -32,6 +32,13 @@ def resumed(directory: Path, attempt: int, until: int = 0) -> int | None:
     return found.step if found else None
 
 
+def checkpoint(directory: Path, *, attempt: int, step: int) -> None:
+    """One that the program saves itself."""
+    checkpoints = Checkpoints(directory, keep=9, identity=Identity("digits", "uid-1", 1, attempt, 0, 1))
+    with checkpoints.writing(Progress(step, 0, 0)) as folder:
+        (folder / "model.pt").write_bytes(b"model")
+
+
 def aside(directory: Path) -> list[str]:
     return [path.name[-2:] for path in restore.aside_in(directory)]
 
@@ -100,9 +107,7 @@ def test_an_attempt_that_began_before_the_request_leaves_it_to_the_next_one(job:
     """Such as one on a lost node, which acquires the directory again for the first checkpoint of its program."""
     assert resumed(job, 1, until=8) == 6
     restore.ask(job, 2)
-    checkpoints = Checkpoints(job, keep=9, identity=Identity("digits", "uid-1", 1, 1, 0, 1))
-    with checkpoints.writing(Progress(9, 0, 0)) as folder:
-        (folder / "model.pt").write_bytes(b"model")
+    checkpoint(job, attempt=1, step=9)
     assert (steps_in(job), aside(job)) == ([2, 4, 6, 8], [])
     assert resumed(job, 2) == 2
     assert aside(job) == ["08", "06", "04", "09"]
@@ -160,11 +165,8 @@ def test_a_request_that_cannot_be_read_now_is_carried_out_later(job: Path, monke
 
 
 def test_checkpoints_of_the_program_are_restored_and_set_aside_as_well(job: Path) -> None:
-    identity = Identity("digits", "uid-1", 1, 1, 0, 1)
-    checkpoints = Checkpoints(job, keep=9, identity=identity)
     for step in (3, 5):
-        with checkpoints.writing(Progress(step, 0, 0)) as folder:
-            (folder / "model.pt").write_bytes(b"model")
+        checkpoint(job, attempt=1, step=step)
     restore.ask(job, 3)
     assert resumed(job, 2) == 2
     assert list(steps_in(job, "checkpoint")) == [3]
@@ -185,6 +187,30 @@ def test_a_crash_in_the_middle_loses_nothing(job: Path, renames: int) -> None:
         restore.carry_out(job, Fence.acquire(job, created=1, attempt=1, uid="uid-1"), Dies(renames))
     assert resumed(job, 2) == 2
     assert sorted(aside(job)) == ["04", "06"]
+
+
+def test_a_crash_between_snapshot_and_checkpoint_of_a_step_parts_them_for_no_time(job: Path) -> None:
+    checkpoint(job, attempt=1, step=6)
+    restore.ask(job, 2)
+    assert resumed(job, 2) == 2
+    restore.ask(job, 6)
+    with pytest.raises(OSError, match="dies here"):
+        restore.carry_out(job, Fence.acquire(job, created=1, attempt=3, uid="uid-1"), Dies(1))
+    assert aside(job) == ["04", "06"]
+    assert resumed(job, 4) == 6
+    assert list(steps_in(job, "checkpoint")) == [6]
+    assert aside(job) == ["04"]
+
+
+def test_a_checkpoint_of_the_same_step_that_was_not_asked_for_stays_aside(job: Path) -> None:
+    """It is of the steps before the restore, the snapshot of those since."""
+    checkpoint(job, attempt=1, step=6)
+    restore.ask(job, 2)
+    assert resumed(job, 2, until=8) == 2
+    restore.ask(job, 6)
+    assert resumed(job, 3) == 6
+    assert list(steps_in(job, "checkpoint")) == []
+    assert aside(job) == ["08", "06", "04", "06"]
 
 
 class Dies(Stops):

@@ -1,11 +1,11 @@
 """Restoring: a person chooses the snapshot that the next attempt begins from.
 
-    checkpoints/<job>/restore.json                              {"step": 400, "after": "<fencing token>"}
+    checkpoints/<job>/restore.json                              {"step": 400, "after": "<fencing token>", "aside": ""}
     checkpoints/<job>/aside/<fencing token>/step-000000000600
 
 The request moves nothing: an attempt on a lost node may still be saving, and what it saves is newer. The next attempt,
 once it owns the directory, moves all that is newer than the step to `aside`, from where nothing removes it. A snapshot
-that is there can be restored in its turn.
+that is there can be restored in its turn: `aside` in the request is its folder's name then.
 
 `after` is the newest fencing token at the time of the request. Once an attempt after it has saved, the request is out
 of date: steps that were trained since are not set aside. Nor is anything where the snapshot of the step is gone, as by
@@ -36,10 +36,14 @@ FOLDER: Final = "aside"
 
 
 class Request(NamedTuple):
-    """What is to be restored, and the fencing token that was the newest then; empty if there was none."""
+    """What is to be restored."""
 
     step: int
     after: str
+    """The fencing token that was the newest then; empty if there was none."""
+
+    aside: str = ""
+    """The folder in `aside` that it was in then; empty if it was not set aside."""
 
 
 def ask(directory: Path, step: int, disk: Disk | None = None) -> Sequence[Path]:
@@ -57,9 +61,11 @@ def ask(directory: Path, step: int, disk: Disk | None = None) -> Sequence[Path]:
         except SnapshotError as error:
             raise SnapshotError(f"{path.name} is not restored, it does not verify: {error}") from error
     after = max((attempt.name for attempt in history(directory)), default="")
+    folder = found[0].parent
+    request = Request(step, after, "" if folder == directory else folder.name)
     written = directory / f"{TEMPORARY}{REQUEST}-{os.getpid()}"
     written.unlink(missing_ok=True)
-    disk.create(written, [json.dumps({"step": step, "after": after}).encode()])
+    disk.create(written, [json.dumps(request._asdict()).encode()])
     disk.rename(written, directory / REQUEST)
     disk.fsync(directory)
     return _newer(directory, step)
@@ -73,7 +79,7 @@ def asked(directory: Path) -> Request | None:
     """
     try:
         fields = json.loads((directory / REQUEST).read_bytes())
-        return Request(int(fields["step"]), str(fields["after"]))
+        return Request(int(fields["step"]), str(fields["after"]), str(fields.get("aside", "")))
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return None
 
@@ -92,13 +98,13 @@ def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
         return  # it has trained before, and may acquire the directory again: the steps that it saves are the newer ones
     if (late := _saved_since(directory, request)) is not None:
         log.warning("step %d is not restored: %s was saved after that was asked for", request.step, late.name)
-    elif not _of_step(directory, request.step):
+    elif not (found := _of_step(directory, request.step, request.aside)):
         log.warning(
             "step %d is not restored: its snapshot has been removed since that was asked for; no other one is moved",
             request.step,
         )
     else:
-        _restore(directory, request.step, directory / FOLDER / fence.own.name, disk)
+        _restore(directory, request.step, found, directory / FOLDER / fence.own.name, disk)
     disk.remove_tree(directory / REQUEST)
     disk.fsync(directory)
 
@@ -117,7 +123,7 @@ def aside_in(directory: Path) -> Sequence[Path]:
     ]
 
 
-def _restore(directory: Path, step: int, aside: Path, disk: Disk) -> None:
+def _restore(directory: Path, step: int, found: Sequence[Path], aside: Path, disk: Disk) -> None:
     newer = _newer(directory, step)
     for folder in (aside.parent, aside) if newer else ():
         with contextlib.suppress(FileExistsError):
@@ -126,7 +132,7 @@ def _restore(directory: Path, step: int, aside: Path, disk: Disk) -> None:
         disk.rename(path, aside / path.name)
     if newer:
         disk.fsync(aside)
-    for path in _of_step(directory, step):
+    for path in found:
         if path.parent != directory:
             disk.rename(path, directory / path.name)
     disk.fsync(directory)
@@ -134,13 +140,18 @@ def _restore(directory: Path, step: int, aside: Path, disk: Disk) -> None:
     log.warning("this attempt begins from the snapshot of step %d, as was asked for%s", step, moved)
 
 
-def _of_step(directory: Path, step: int) -> Sequence[Path]:
-    """The snapshot and the checkpoint of this step; where there is neither, those that were set aside last."""
+def _of_step(directory: Path, step: int, came_from: str = "") -> Sequence[Path]:
+    """The snapshot and the checkpoint of this step; where there is neither, those that were set aside last.
+
+    A crash may have come between the two on their way back: the other one is still in the folder `came_from` then.
+    """
     names = [step_directory(step, series) for series in get_args(Series)]
-    if found := [directory / name for name in names if _is_there(directory / name)]:
-        return found
+    here = [name for name in names if _is_there(directory / name)]
     aside = [path for path in aside_in(directory) if path.name in names]
-    return [path for path in aside if path.parent == aside[0].parent]
+    if not here:
+        return [path for path in aside if path.parent == aside[0].parent]
+    rest = [path for path in aside if path.parent.name == came_from and path.name not in here]
+    return [*(directory / name for name in here), *rest]
 
 
 def _is_there(path: Path) -> bool:
