@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from tests.trainer.snapshots.one_rank import Run
-from tests.trainer.snapshots.test_earlier import Stops
+from tests.trainer.snapshots.test_earlier import Stops, saved
+from tests.trainer.snapshots.test_earlier import run as job_of
 from tests.trainer.snapshots.unreadable import is_unreadable
 
 from ddp_trainer.contract.exit_codes import FencedError
@@ -229,6 +230,42 @@ def test_an_attempt_that_was_replaced_moves_nothing(job: Path) -> None:
     with pytest.raises(FencedError):
         restore.carry_out(job, old)
     assert steps_in(job) == [2, 4, 6]
+
+
+def test_a_job_that_begins_anew_does_not_go_back_to_what_an_earlier_one_had_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, 1, until=6)
+    restore.ask(tmp_path, 2)
+    job_of(tmp_path, 1, attempt=1).snapshots.resume()
+    saved(tmp_path, 2, until=4)
+    restore.ask(tmp_path, 6)
+    resumed = job_of(tmp_path, 2, attempt=1).snapshots.resume()
+    assert resumed is not None
+    assert (resumed.step, resumed.uid) == (4, "uid-2")
+    assert "step 6 is not restored: an earlier job saved it, and this one begins anew" in caplog.text
+    assert (steps_in(tmp_path), aside(tmp_path), restore.asked(tmp_path)) == ([2, 4], ["06", "04"], None)
+
+
+@pytest.mark.parametrize(("anew", "step"), [(True, None), (False, 2)])
+def test_a_job_that_begins_anew_does_so_although_a_restore_was_asked_of_the_one_before(
+    tmp_path: Path, anew: bool, step: int | None
+) -> None:
+    saved(tmp_path, 1, until=6)
+    restore.ask(tmp_path, 2)
+    resumed = job_of(tmp_path, 2, anew=anew).snapshots.resume()
+    assert (resumed and resumed.step) == step
+    assert restore.asked(tmp_path) is None
+    assert aside(tmp_path) == ([] if anew else ["06", "04"])
+    assert steps_in(tmp_path / "earlier" / "uid-2") == ([2, 4, 6] if anew else [])
+
+
+def test_a_job_that_begins_anew_goes_back_to_a_snapshot_of_its_own(tmp_path: Path) -> None:
+    saved(tmp_path, 1, until=4)
+    restore.ask(tmp_path, 2)
+    resumed = job_of(tmp_path, 1, attempt=1).snapshots.resume()
+    assert resumed is not None
+    assert resumed.step == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"step": "x", "after": ""}', '{"after": ""}'])

@@ -58,7 +58,8 @@ def acquire(
             nodes=identity.nodes,
             check_view=check_view,
         )
-        restore.carry_out(directory, fence)  # first: what it sets aside, a rollback would remove
+        # first: what it sets aside, a rollback would remove
+        restore.carry_out(directory, fence, begins_anew=identity.begins_anew)
         rollback.carry_out(directory, fence, keep=keep)
         if identity.begins_anew:
             earlier.set_aside(directory, fence)

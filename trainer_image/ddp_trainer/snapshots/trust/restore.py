@@ -9,7 +9,8 @@ that is there can be restored in its turn: `aside` in the request is its folder'
 
 `after` is the newest fencing token at the time of the request. Once an attempt after it has saved, the request is out
 of date: steps that were trained since are not set aside. Nor is anything where the snapshot of the step is gone, as by
-`rm`, or by the retention of an attempt on a lost node: the next attempt would begin from an older one, or anew.
+`rm`, or by the retention of an attempt on a lost node: the next attempt would begin from an older one, or anew. The
+same goes for a snapshot of another job where this one begins anew (`spec.snapshots.resume: Own`).
 """
 
 from __future__ import annotations
@@ -84,8 +85,11 @@ def asked(directory: Path) -> Request | None:
         return None
 
 
-def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
+def carry_out(directory: Path, fence: Fence, disk: Disk | None = None, *, begins_anew: bool = False) -> None:
     """Do what was asked for before this attempt began. Raises FencedError, OSError.
+
+    A job that `begins_anew` moves nothing for a snapshot of another one: that would be set aside right after (see
+    `earlier`), and this job begin from an older one of its own, or from none.
 
     Carried out again after a crash in the middle of it, also by another attempt, it does the rest.
     """
@@ -101,6 +105,12 @@ def carry_out(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
     elif not (found := _of_step(directory, request.step, request.aside)):
         log.warning(
             "step %d is not restored: its snapshot has been removed since that was asked for; no other one is moved",
+            request.step,
+        )
+    elif begins_anew and not _are_of(fence.own.uid, found):
+        log.warning(
+            "step %d is not restored: an earlier job saved it, and this one begins anew (spec.snapshots.resume: Own, "
+            "or --fresh); with resume: Any, or --resume, it would be",
             request.step,
         )
     else:
@@ -152,6 +162,15 @@ def _of_step(directory: Path, step: int, came_from: str = "") -> Sequence[Path]:
         return [path for path in aside if path.parent == aside[0].parent]
     rest = [path for path in aside if path.parent.name == came_from and path.name not in here]
     return [*(directory / name for name in here), *rest]
+
+
+def _are_of(uid: str, found: Sequence[Path]) -> bool:
+    """Whether the job with this uid saved them, as far as their manifests can be read. Raises OSError."""
+    for path in found:
+        with contextlib.suppress(SnapshotError):
+            if manifest_in(path).uid != uid:
+                return False
+    return True
 
 
 def _is_there(path: Path) -> bool:
