@@ -111,6 +111,26 @@ def test_rm_removes_what_is_named_and_nothing_if_some_of_it_is_not_there(
     assert volume.reader().newest_valid().step == 1
 
 
+def test_what_an_rm_leaves_that_is_killed_is_removed_by_the_next_writer(
+    models: Any, volume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = volume.directory / "aside" / "000000000001-000000-uid"
+    aside.mkdir(parents=True)
+    volume.step(1).rename(aside / volume.step(1).name)
+    with monkeypatch.context() as patched:
+        patched.setattr("ddp_trainer.snapshots.__main__.shutil", SimpleNamespace(rmtree=killed))
+        for step in ("1", "2"):
+            with pytest.raises(KeyboardInterrupt):
+                main(["rm", str(volume.directory), "--step", step])
+    volume.writer(1).newest_valid()
+    assert list(aside.iterdir()) == []
+    assert volume.names() == {"aside"}
+
+
+def killed(path: Path) -> None:
+    raise KeyboardInterrupt
+
+
 def test_export_of_one_step(models: Any, volume: Any, tmp_path: Path) -> None:
     assert main(["export", str(volume.directory), "--step", "2", "--to", str(tmp_path)]) == 0
     torch.nn.Linear(3, 2).load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True), strict=True)

@@ -161,7 +161,8 @@ def _restore(directory: Path, step: int) -> int:
 
 def _remove(stores: Sequence[SnapshotStore], steps: Sequence[int]) -> int:
     """Remove what there is of each of these steps, set aside or not, or nothing if one of them has nothing."""
-    aside = restore.aside_in(stores[0].directory)
+    directory = stores[0].directory
+    aside = restore.aside_in(directory)
     found = {
         step: [
             path
@@ -174,8 +175,9 @@ def _remove(stores: Sequence[SnapshotStore], steps: Sequence[int]) -> int:
     if missing := [step for step, paths in found.items() if not paths]:
         raise SnapshotError(f"there is no snapshot of step {', '.join(map(str, missing))}; `ls` lists those there are")
     for path in (path for paths in found.values() for path in paths):
-        # renamed first, to a name that the next writer clears away: half of it must not look like one that went bad
-        gone = path.with_name(f"{TEMPORARY}gone-{path.name}-{os.getpid()}")
+        # renamed first, to a name that the next writer clears away: half of it must not look like one that went bad.
+        # It looks for them in the job's directory, and not where snapshots are set aside.
+        gone = directory / f"{TEMPORARY}gone-{path.name}-{os.getpid()}"
         path.rename(gone)
         with contextlib.suppress(FileNotFoundError):  # the writer may have come to it first
             if gone.is_symlink():
