@@ -366,9 +366,10 @@ class SnapshotStore:
 
         The space of what was removed since `before` is waited for, for `patience` seconds at most.
 
-        The newest snapshot stays, and nothing is removed unless that one verifies: the others may be all that is left
-        to resume from. Raises OSError (ENOSPC) if nothing is removed and there is too little room. After a removal only
-        the write can tell: a quota need not show in what the file system says is free.
+        The newest snapshot stays, and no other one is removed unless that one verifies: they may be all that is left to
+        resume from. Those that were set aside as corrupt go in any case. Raises OSError (ENOSPC) if nothing is removed
+        and there is too little room. After a removal only the write can tell: a quota need not show in what the file
+        system says is free.
         """
         is_removed = self._remove_gone() | self._remove_corrupt(0)
         steps = self.steps()
