@@ -43,6 +43,17 @@ def test_a_job_created_later_under_the_same_name_owns_whatever_its_attempt(tmp_p
         old.check()
 
 
+def test_without_an_operator_a_run_is_older_by_the_clock_and_the_message_says_so(tmp_path: Path) -> None:
+    acquire(tmp_path, 0, created=1763704000, uid="local")
+    with pytest.raises(FencedError, match="if it was set back, start the run again after 2025-11-21T05:46:40Z"):
+        acquire(tmp_path, 0, created=1763703000, uid="local")
+    for created, uid in ((1763704000, "local"), (1763705000, "other")):
+        acquire(tmp_path, 1, created=created, uid=uid)
+        with pytest.raises(FencedError) as fenced:
+            acquire(tmp_path, 0, created=1763704000, uid="local")
+        assert str(fenced.value).endswith("leaves every file to the newer one")
+
+
 def test_a_restarted_container_claims_its_own_attempt_again(tmp_path: Path) -> None:
     first = acquire(tmp_path, 3)
     acquire(tmp_path, 3).check()

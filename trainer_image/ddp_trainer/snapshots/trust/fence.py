@@ -116,7 +116,7 @@ class Fence:
             raise FencedError(
                 f"attempt {self.own.attempt} (uid {self.own.uid}) is fenced: attempt {newer.attempt} "
                 f"(uid {newer.uid}) owns {self.directory}. This attempt is older: "
-                "it stops here and leaves every file to the newer one"
+                f"it stops here and leaves every file to the newer one{_of_clocks(self.own, newer)}"
             )
         if self.check_view is not None:
             self.check_view()
@@ -131,6 +131,16 @@ def history(job_dir: Path) -> list[Attempt]:
     except FileNotFoundError:
         return []
     return [_parse(path.name, _details(path)) for path in tokens]
+
+
+def _of_clocks(own: Attempt, newer: Attempt) -> str:
+    """What else may be the cause: all attempts of one job have one creation time, except without an operator, where it
+    is when each began.
+    """
+    if own.uid != newer.uid or own.created == newer.created:
+        return ""
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(newer.created))
+    return f". Without an operator a run is older by the clock: if it was set back, start the run again after {when}"
 
 
 def _parse(name: str, details: dict[str, object] | None = None) -> Attempt:
