@@ -361,6 +361,8 @@ def test_a_run_that_was_stopped_is_finished_too(attach: Any) -> None:
     run.finish()
     with pytest.raises(UserError, match="has finished its run"):
         attach(model, optimizer, environ=same).resume()
+    with pytest.raises(UserError, match="this process was stopped in a run of the job job before, and"):
+        attach(model, optimizer, environ=same).training_begins()
 
 
 def test_a_run_that_was_not_finished_may_be_attached_again(attach: Any) -> None:

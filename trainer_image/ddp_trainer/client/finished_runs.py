@@ -24,8 +24,10 @@ def has_ended(key: Key, step: int | None) -> None:
 def check_trains_once(key: Key) -> None:
     """Raises UserError where a library begins to train, and a training of this run has come to its end before."""
     if key in _ended:
+        last = _ended[key]
+        before = "was stopped in a run" if last is None else f"has trained to step {last}"
         raise UserError(
-            f"this process has trained to step {_ended[key]} of the job {key[0].name} before, and a "
+            f"this process {before} of the job {key[0].name} before, and a "
             "job has one run: checkpoints of two would be taken for one another. Train each in a job of its own, "
             "or leave the callback out of the second. To train on, let the first take more steps"
         )
