@@ -28,7 +28,7 @@ from ddpjob_operator.core.values.actions import (
     SyncPod,
 )
 from ddpjob_operator.core.values.job import Job, Manifest
-from ddpjob_operator.core.values.names import LABEL_ATTEMPT
+from ddpjob_operator.core.values.names import LABEL_ATTEMPT, pod_name
 from ddpjob_operator.core.values.observed import Observed, PodPhase, ServiceView
 from ddpjob_operator.local import clock
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
@@ -36,6 +36,7 @@ from ddpjob_operator.local.initializer import LocalInitializer
 from ddpjob_operator.local.machine import own_variables, seats
 from ddpjob_operator.local.network import LOOPBACK, free_port
 from ddpjob_operator.local.processes import LocalPod, make_scratch
+from ddpjob_operator.local.record import KeptPod
 from ddpjob_operator.local.volume import log_tail, pod_log
 
 
@@ -55,12 +56,18 @@ class Children:
         self._logs: dict[str, str] = {}
         self._ports: set[int] = set()
         self._rendezvous: dict[int, int] = {}
+        self._kept: dict[tuple[str, int], KeptPod] = {}
         self.closed = False
         """Once set no pod is made any more, and one that is being made is asked to stop."""
 
     @property
     def pods(self) -> tuple[LocalPod, ...]:
         return tuple(self._pods.values())
+
+    @property
+    def kept(self) -> tuple[KeptPod, ...]:
+        """Every place that a pod was given after the one in its name, the newest last."""
+        return tuple(self._kept.values())
 
     @property
     def running(self) -> tuple[LocalPod | LocalInitializer, ...]:
@@ -200,6 +207,8 @@ class Children:
         pod = self._pods.get(action.name)
         if pod is not None and pod.uid == action.uid and not pod.ended:
             pod.assign(action.attempt, action.node_rank, action.nodes)
+            if pod.name != pod_name(self._job.name, action.attempt, action.node_rank):
+                self._kept[pod.name, action.attempt] = KeptPod(pod.name, action.attempt, action.node_rank)
 
     def _delete(self, action: DeletePod) -> None:
         pod = next((pod for pod in self.running if pod.name == action.name), None)

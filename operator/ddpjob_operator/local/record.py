@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from ddpjob_operator.core.values.trainer_report import LiveReport, TrainerReport
 
 VERSION = 1
 _SECONDS_BETWEEN_RANKS = 1.0
+_MOST_KEPT = 256
+"""Places of kept pods in the file: those of the newest attempts."""
 
 
 def status_file(shared: Path, job: str) -> Path:
@@ -31,17 +34,30 @@ def ranks_file(shared: Path, job: str) -> Path:
     return shared / "logs" / job / "ranks.json"
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPod:
+    """A place that a pod was given after the one in its name: the pod was kept in a restart, or was a spare."""
+
+    pod: str
+    attempt: int
+    node_rank: int
+
+
 class StatusFile:
     """Rewrites the file when the status has changed. A folder that is full or away does not stop the run."""
 
     def __init__(self, shared: Path, job: Job) -> None:
         self._path = status_file(shared, job.name)
         self._created = datetime.now(UTC)
-        self._written: dict[str, Any] | None = None
+        self._written: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
 
-    def write(self, job: Job) -> None:
+    def write(self, job: Job, kept: Sequence[KeptPod] = ()) -> None:
+        """The status, and which log is that of which place where the name of a pod does not say it."""
+        places = [
+            {"pod": place.pod, "attempt": place.attempt, "nodeRank": place.node_rank} for place in kept[-_MOST_KEPT:]
+        ]
         status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"internal"})
-        if status == self._written:
+        if (status, places) == self._written:
             return
         content = {
             "version": VERSION,
@@ -50,11 +66,12 @@ class StatusFile:
             "created": self._created.isoformat(),
             "nodes": job.spec.nodes,
             "procsPerNode": job.spec.ranks_per_node,
+            "kept": places,
             "status": status,
         }
         with suppress(OSError):
             _replace(self._path, content)
-            self._written = status
+            self._written = status, places
 
 
 class RanksFile:

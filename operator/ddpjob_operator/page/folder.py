@@ -43,6 +43,8 @@ _ALL_LOG_BYTES = 64 << 20
 """Of those of an attempt together."""
 _LINES_AT_A_TIME = 256
 _MOST_LINES_ON_PAGE = 40
+PodLog = tuple[Path, int, int]
+"""Path, attempt and node rank."""
 _SHOWN_EVENT_FIELDS = ("message", "eval_loss", "eval_accuracy", "epoch_loss", "epoch")
 
 
@@ -151,8 +153,8 @@ class FolderLogs:
 
     def _wanted_logs(self) -> list[tuple[Path, int, int]]:
         """Those that can have a wanted line, with the node rank and the ranks per node."""
-        found = all_pod_logs(self.shared, self.name)
         record = record_of(self.shared, self.name)
+        found = _logs_by_place(self.shared, record)
         attempt = self.wanted.attempt
         if attempt is None:
             attempts = [attempt for _, attempt, _ in found]
@@ -177,20 +179,20 @@ class FolderLogs:
 def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
     job, events = record_of(shared, name), files.events_of(shared, name)
     snapshots, set_aside = files.snapshots_of(shared, name)
-    reports = reports_of(shared, job)
+    reports, logs = reports_of(shared, job), _logs_by_place(shared, job)
     return Detail(
         job=job,
         answer=answer_of(job, now, reports),
         now=now,
         course=files.course_of(shared, name, events),
-        pods=_pods(shared, job),
+        pods=_pods(shared, job, logs),
         reports=reports,
         snapshots=tuple(snapshots),
         set_aside=tuple(set_aside),
         events=event_rows(job.status.failures, events),
         stacks=tuple(files.stacks_of(shared, name)),
         log=tuple(log_of(shared, name, LogQuery(tail=max(4, _MOST_LINES_ON_PAGE // (job.nodes or 1))))),
-        commands=_commands(shared, job),
+        commands=_commands(shared, job, logs),
         began=files.began_of(shared, name),
     )
 
@@ -219,11 +221,11 @@ def answer_of(job: JobRecord, now: datetime, reports: Reports) -> Answer:
     return why(Seen(job.name, created, None, status, (), (), now, reports))
 
 
-def _pods(shared: Shared, job: JobRecord) -> tuple[PodRow, ...]:
-    """A row for each log; those of the current attempt are in the phase of the job."""
+def _pods(shared: Shared, job: JobRecord, logs: Iterable[PodLog]) -> tuple[PodRow, ...]:
+    """A row for each log, with its newest place; those of the current attempt are in the phase of the job."""
     failed = {failure.pod_name: failure.reason for failure in job.status.failures}
     rows = []
-    for path, attempt, node in all_pod_logs(shared, job.name):
+    for path, (attempt, node) in {path: (attempt, node) for path, attempt, node in logs}.items():
         current = attempt == job.status.attempt
         state = failed.get(path.stem) or (job.phase if current else "Ended")
         tone = "bad" if path.stem in failed else tone_of(job.phase) if current else "still"
@@ -258,10 +260,12 @@ def _said(name: str, value: object) -> str:
     return f"{name} {value:.4g}" if isinstance(value, int | float) else f"{name} {printable(str(value))}"
 
 
-def _commands(shared: Shared, job: JobRecord) -> tuple[Command, ...]:
+def _commands(shared: Shared, job: JobRecord, found: Iterable[PodLog]) -> tuple[Command, ...]:
     folder, name = shlex.quote(str(shared.root)), shlex.quote(job.name)
     logs = shlex.quote(str(shared.logs(job.name)))
-    first = shlex.quote(str(shared.logs(job.name) / "pods" / f"{pod_name(job.name, job.status.attempt, 0)}.log"))
+    attempt = job.status.attempt
+    named = shared.logs(job.name) / "pods" / f"{pod_name(job.name, attempt, 0)}.log"
+    first = shlex.quote(str(next((path for path, *place in found if place == [attempt, 0]), named)))
     commands = [
         Command("Follow the log of node rank 0", f"tail -f {first}"),
         Command("List the snapshots", f"ddpjob snapshots ls {name} --shared {folder}"),
@@ -284,8 +288,20 @@ def _next_of(lines: Iterator[str]) -> list[str]:
     return list(islice(lines, _LINES_AT_A_TIME))
 
 
-def all_pod_logs(shared: Shared, name: str) -> list[tuple[Path, int, int]]:
-    """Path, attempt and node rank of each."""
+def _logs_by_place(shared: Shared, job: JobRecord) -> list[PodLog]:
+    """Each log, once for each place that its pod had: `ddpjob run` writes one for each pod, which is named after its
+    first place. The order is that of the places.
+    """
+    found = {(path, attempt): node for path, attempt, node in all_pod_logs(shared, job.name)}
+    for kept in job.kept:
+        path = shared.logs(job.name) / "pods" / f"{kept.pod}.log"
+        if shared.status(path) is not None:
+            found[path, kept.attempt] = kept.node_rank
+    return sorted(((path, attempt, node) for (path, attempt), node in found.items()), key=lambda item: item[1:])
+
+
+def all_pod_logs(shared: Shared, name: str) -> list[PodLog]:
+    """Those whose names have their place."""
     stem, folder = re.escape(pod_name(name, 0, 0).removesuffix("-0-0")), shared.logs(name) / "pods"
     # a number as the launcher writes it: each log of a node is there once
     pattern = re.compile(stem + r"-(0|[1-9]\d{0,5})-(0|[1-9]\d{0,3})\.log")

@@ -12,6 +12,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Answer
+from ddpjob_operator.local.record import KeptPod
 from ddpjob_operator.wire.links import Link
 
 STOPPED = "Stopped"
@@ -42,6 +43,8 @@ class JobRecord:
     """Further properties: title and text."""
     links: tuple[Link, ...] = ()
     """That the job says of itself."""
+    kept: tuple[KeptPod, ...] = ()
+    """Of `ddpjob run`: places whose logs have another name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ddpjob_operator.local.environment import Endpoints, Machine
 from ddpjob_operator.local.machine import seats
 from ddpjob_operator.local.network import LOOPBACK
 from ddpjob_operator.local.processes import LocalPod
+from ddpjob_operator.local.record import KeptPod
 from ddpjob_operator.local.volume import pod_log
 from ddpjob_operator.wire.jobs import parse_job
 
@@ -84,6 +85,35 @@ async def test_a_pod_that_is_gone_is_neither_told_anything_nor_deleted_again(tmp
     assert children.observed(1).pvc_exists
 
 
+def with_pod(children: Children, scratch: Path, **more: Any) -> LocalPod:
+    """One of node rank 1."""
+    pod = LocalPod(
+        "digits-0-1",
+        "u-1",
+        attempt=0,
+        node_rank=1,
+        host=LOOPBACK,
+        endpoints=Endpoints(1, 2, scratch / "scratch"),
+        log=scratch / "log",
+        grace_seconds=1.0,
+        changed=lambda: None,
+        **more,
+    )
+    children._pods[pod.name] = pod
+    return pod
+
+
+async def test_the_places_of_a_pod_that_its_name_does_not_say_are_remembered(tmp_path: Path) -> None:
+    """Its log goes on under this name."""
+    children = children_of(tmp_path)
+    pod = with_pod(children, tmp_path)
+    pod.endpoints.assignment_dir.mkdir(parents=True)
+    for attempt, node_rank in ((0, 1), (1, 1), (2, 0)):
+        await children.carry_out(AssignPod(pod.name, pod.uid, attempt, node_rank, 2))
+    del children._pods[pod.name]
+    assert children.kept == (KeptPod("digits-0-1", 1, 1), KeptPod("digits-0-1", 2, 0))
+
+
 async def test_a_pod_that_ends_at_the_moment_at_which_it_is_deleted_stops_no_run(tmp_path: Path) -> None:
     """asyncio drops a process before it wakes what waits for its end."""
 
@@ -92,19 +122,7 @@ async def test_a_pod_that_ends_at_the_moment_at_which_it_is_deleted_stops_no_run
             raise ProcessLookupError
 
     children = children_of(tmp_path)
-    pod = LocalPod(
-        "digits-0-1",
-        "u-1",
-        attempt=0,
-        node_rank=1,
-        host=LOOPBACK,
-        endpoints=Endpoints(1, 2, tmp_path / "scratch"),
-        log=tmp_path / "log",
-        grace_seconds=1.0,
-        changed=lambda: None,
-        _process=cast("Any", Ended()),
-    )
-    children._pods[pod.name] = pod
+    pod = with_pod(children, tmp_path, _process=cast("Any", Ended()))
     assert await children.carry_out(DeletePod("digits-0-1", "u-1", 2))
     assert pod.deleting
     pod.failed_to_start("ended")

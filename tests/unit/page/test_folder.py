@@ -166,6 +166,65 @@ def test_the_log_has_the_lines_of_the_newest_attempt_with_their_ranks(folder: Fo
     assert texts(log_of(shared, "digits", LogQuery(tail=1))) == [(0, "zero"), (2, "two")]
 
 
+IN_PLACE = [
+    {"pod": "digits-0-0", "attempt": 1, "nodeRank": 0},
+    {"pod": "digits-0-s0", "attempt": 1, "nodeRank": 2},
+    {"pod": "digits-0-0", "attempt": 2, "nodeRank": 1},
+]
+
+
+def restarted_in_place(folder: Folder, attempt: int) -> None:
+    folder.status("digits", **RUNNING | {"attempt": attempt}, kept=IN_PLACE[: attempt + 1])
+    folder.holds("digits")
+    for pod in ("digits-0-0", "digits-0-1", "digits-0-2", "digits-0-s0", "digits-1-1", "digits-2-0")[: attempt + 4]:
+        folder.log(pod, f"of {pod}\n")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "pods"),
+    [(1, ["digits-0-0", "digits-1-1", "digits-0-s0"]), (2, ["digits-2-0", "digits-0-0"])],
+)
+async def test_a_pod_that_a_restart_has_kept_has_its_lines_in_the_new_attempt_too(
+    folder: Folder, attempt: int, pods: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ddpjob run` goes on with its log, which has the name of its first place."""
+    restarted_in_place(folder, attempt)
+    lines = [(2 * node, f"of {pod}") for node, pod in enumerate(pods)]
+    assert texts(log_of(Shared(folder.root), "digits", LogQuery())) == lines
+    before = ["digits-0-0", "digits-0-1", "digits-0-2"]
+    assert [text for _, text in texts(log_of(Shared(folder.root), "digits", LogQuery(attempt=0)))] == [
+        f"of {pod}" for pod in before
+    ]
+    monkeypatch.setattr(files, "is_running", lambda *_: False)
+    followed = [line async for line in FolderSource.at(folder.root).follow("local", "digits", LogQuery())]
+    assert texts(followed) == lines
+
+
+def test_a_pod_that_a_restart_has_kept_is_shown_once_as_what_it_is_now(folder: Folder) -> None:
+    restarted_in_place(folder, 1)
+    found = detail_of(Shared(folder.root), "digits", NOW)
+    assert [(row.name, row.attempt, row.node_rank, row.state) for row in found.pods] == [
+        ("digits-0-0", 1, 0, "Running"),
+        ("digits-1-1", 1, 1, "Running"),
+        ("digits-0-s0", 1, 2, "Running"),
+        ("digits-0-1", 0, 1, "Ended"),
+        ("digits-0-2", 0, 2, "Ended"),
+    ]
+    assert found.commands[0].text == f"tail -f {folder.root}/logs/digits/pods/digits-0-0.log"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [7, {"pod": "x"}, [7, {"pod": 7, "attempt": 1, "nodeRank": 0}, {"pod": "digits-0-0", "attempt": 1}],
+     [{"pod": f"{up}secret", "attempt": 1, "nodeRank": 1} for up in ("../" * 4, "/", "a\0", "none/")]],
+)  # fmt: skip
+def test_places_that_are_none_are_left_out(folder: Folder, kept: object) -> None:
+    folder.status("digits", **RUNNING, kept=kept)
+    folder.log("digits-1-0", "own\n")
+    folder.write(folder.root.parent / "secret.log", "secret\n")
+    assert texts(log_of(Shared(folder.root), "digits", LogQuery())) == [(0, "own")]
+
+
 def test_a_log_is_followed_from_where_it_was_read_to_also_if_it_is_begun_anew(folder: Folder) -> None:
     path = folder.log("digits-0-0", "one\ntw")
     shared, tail = Shared(folder.root), Tail(path)
