@@ -154,7 +154,8 @@ class FolderLogs:
     def _wanted_logs(self) -> list[tuple[Path, int, int]]:
         """Those that can have a wanted line, with the node rank and the ranks per node."""
         record = record_of(self.shared, self.name)
-        found = _logs_by_place(self.shared, record)
+        # with a uid the lines say which job they are of: one of a cluster, where a pod with a new place has a new log
+        found = all_pod_logs(self.shared, self.name) if self.uid else _logs_by_place(self.shared, record)
         attempt = self.wanted.attempt
         if attempt is None:
             attempts = [attempt for _, attempt, _ in found]
@@ -289,15 +290,26 @@ def _next_of(lines: Iterator[str]) -> list[str]:
 
 
 def _logs_by_place(shared: Shared, job: JobRecord) -> list[PodLog]:
-    """Each log, once for each place that its pod had: `ddpjob run` writes one for each pod, which is named after its
-    first place. The order is that of the places.
+    """Each log of this very job, once for each place that its pod had: `ddpjob run` writes one for each pod, which is
+    named after its first place. The order is that of the places.
     """
     found = {(path, attempt): node for path, attempt, node in all_pod_logs(shared, job.name)}
     for kept in job.kept:
-        path = shared.logs(job.name) / "pods" / f"{kept.pod}.log"
-        if shared.status(path) is not None:
-            found[path, kept.attempt] = kept.node_rank
-    return sorted(((path, attempt, node) for (path, attempt), node in found.items()), key=lambda item: item[1:])
+        found[shared.logs(job.name) / "pods" / f"{kept.pod}.log", kept.attempt] = kept.node_rank
+    # without a status its attempt is one that has noted an event, and not every attempt has
+    most = job.status.attempt if job.uid else max((attempt for _, attempt in found), default=0)
+    logs = [(path, attempt, node) for (path, attempt), node in found.items() if attempt <= most]
+    ours = {path for path in {path for path, *_ in logs} if _is_of_job(shared, job, path)}
+    return sorted((log for log in logs if log[0] in ours), key=lambda log: log[1:])
+
+
+def _is_of_job(shared: Shared, job: JobRecord, path: Path) -> bool:
+    """Whether there is such a log, and it has been written to since the run began: a larger run of the name before has
+    left logs that this one does not go on with.
+    """
+    status = shared.status(path)
+    begun = job.created.timestamp() if job.uid and job.created else 0.0
+    return status is not None and status.st_mtime >= begun
 
 
 def all_pod_logs(shared: Shared, name: str) -> list[PodLog]:

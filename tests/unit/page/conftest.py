@@ -57,7 +57,9 @@ class Folder:
 
     def log(self, pod: str, text: str) -> Path:
         job = pod.rsplit("-", 2)[0]
-        return self.write(self.root / "logs" / job / "pods" / f"{pod}.log", text)
+        path = self.write(self.root / "logs" / job / "pods" / f"{pod}.log", text)
+        os.utime(path, (START, START))
+        return path
 
     def snapshot(self, job: str, step: int, **manifest: Any) -> None:
         content = {"version": 1, "step": step, "time": START, "attempt": 0, "kind": "periodic", "files": {}} | manifest

@@ -213,6 +213,24 @@ def test_a_pod_that_a_restart_has_kept_is_shown_once_as_what_it_is_now(folder: F
     assert found.commands[0].text == f"tail -f {folder.root}/logs/digits/pods/digits-0-0.log"
 
 
+@pytest.mark.parametrize("attempt", [None, 0, 1, 2])
+def test_logs_that_a_larger_or_longer_run_before_has_left_are_not_those_of_this_one(
+    folder: Folder, attempt: int | None
+) -> None:
+    folder.status("digits", **RUNNING)
+    for pod in ("digits-0-0", "digits-1-0", "digits-1-1"):
+        folder.log(pod, "own\n")
+    for pod in ("digits-0-1", "digits-1-2"):
+        path = folder.log(pod, "of the run before\n")
+        os.utime(path, (START - 1, START - 1))
+    folder.log("digits-2-0", "of the run before\n")
+    logs = log_of(Shared(folder.root), "digits", LogQuery(attempt=attempt))
+    ranks = {None: [0, 2], 0: [0], 1: [0, 2], 2: []}
+    assert texts(logs) == [(rank, "own") for rank in ranks[attempt]]
+    pods = detail_of(Shared(folder.root), "digits", NOW).pods
+    assert [pod.name for pod in pods] == ["digits-1-0", "digits-1-1", "digits-0-0"]
+
+
 @pytest.mark.parametrize(
     "kept",
     [7, {"pod": "x"}, [7, {"pod": 7, "attempt": 1, "nodeRank": 0}, {"pod": "digits-0-0", "attempt": 1}],
