@@ -133,13 +133,18 @@ class FolderLogs:
         Raises:
             NoTimes: as `now`.
         """
-        tails: dict[Path, Tail] = {}
+        followed: dict[Path, tuple[Tail, int, int]] = {}
         first = True
         while True:
             over = not files.is_running(self.shared, self.name)
+            before, followed = followed, {}
             for path, node, ranks in await asyncio.to_thread(self._wanted_logs):
-                tail = tails.setdefault(path, Tail(path))
-                lines: Iterable[str] = tail.read(self.shared, self.most, over=over)
+                tail = before.pop(path)[0] if path in before else Tail(path)
+                followed[path] = tail, node, ranks
+            # the next attempt may have begun since the last look: what ended the one before is said in its last lines
+            ended = [(*log, True) for log in before.values()]
+            for tail, node, ranks, ends in (*ended, *((*log, over) for log in followed.values())):
+                lines: Iterable[str] = tail.read(self.shared, self.most, over=ends)
                 if first:
                     lines = await asyncio.to_thread(last_of, lines, self.wanted)
                 rest = iter(lines)

@@ -261,6 +261,23 @@ async def test_a_job_that_has_ended_is_followed_to_its_last_line(folder: Folder)
     assert texts(found) == [(0, "two")]
 
 
+async def test_the_last_lines_of_an_attempt_are_followed_also_if_the_next_begins_at_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def restart(_: float) -> None:
+        folder.log("digits-0-0", "one\ntwo\nTraceback\nwithout an end")
+        folder.log("digits-1-0", "three\n")
+        folder.status("digits", **RUNNING | {"phase": "Succeeded"})
+        monkeypatch.setattr(files, "is_running", lambda *_: False)
+
+    folder.status("digits", **RUNNING | {"attempt": 0})
+    folder.holds("digits")
+    folder.log("digits-0-0", "one\ntw")
+    monkeypatch.setattr("ddpjob_operator.page.folder.asyncio.sleep", restart)
+    found = [line.text async for line in FolderSource.at(folder.root).follow("local", "digits", LogQuery())]
+    assert found == ["one", "two", "Traceback", "without an end", "three"]
+
+
 @pytest.mark.parametrize("part", [1, 7, 64, 1 << 20])
 def test_a_log_has_the_same_lines_in_parts_of_any_size(
     folder: Folder, part: int, monkeypatch: pytest.MonkeyPatch
