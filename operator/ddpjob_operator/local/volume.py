@@ -163,12 +163,25 @@ def lock_job(shared: Path, job: str) -> Iterator[None]:
         except OSError as error:
             raise VolumeError(_refusal(error, job, shared, path)) from error
         file.truncate(0)
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "start": process_start(os.getpid())}, file)
         file.flush()
         try:
             yield
         finally:
             file.truncate(0)
+
+
+def process_start(pid: int) -> str | None:
+    """What tells a process from others that get its number later: the boot of this machine, and when it was started
+    since then. None where this cannot be read.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # proc_pid_stat(5): the name in parentheses may hold anything; the start is field 22, and the state after it field 3
+    return f"{boot} {stat.rpartition(')')[2].split()[22 - 3]}"
 
 
 def _refusal(error: OSError, job: str, shared: Path, path: Path) -> str:

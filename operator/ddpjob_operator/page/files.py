@@ -21,6 +21,7 @@ from ddpjob_operator.core.ledger.ranks import NO_REPORTS, PodThrottling, RankRow
 from ddpjob_operator.core.values.trainer_report import read_live, read_throttling
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.local.record import ranks_file
+from ddpjob_operator.local.volume import process_start
 from ddpjob_operator.page.shared import Shared, json_object
 from ddpjob_operator.page.values import Course, LossPoint, SnapshotRow
 from ddpjob_operator.wire.objects import parse_time
@@ -199,7 +200,9 @@ def stacks_of(shared: Shared, job: str) -> list[tuple[str, str]]:
 
 
 def is_running(shared: Shared, job: str) -> bool:
-    """Whether a `ddpjob run` on this machine holds the job. The lock itself is not tried: that would refuse a run."""
+    """Whether a `ddpjob run` on this machine holds the job. The lock itself is not tried: that would refuse a run. One
+    that was killed leaves its file, and another process may have its number by now.
+    """
     holder = json_object(shared.read(shared.checkpoints(job) / "run.lock", _LOCK_BYTES)) or {}
     pid = holder.get("pid")
     if not isinstance(pid, int) or pid <= 0 or holder.get("host") != socket.gethostname():
@@ -209,8 +212,10 @@ def is_running(shared: Shared, job: str) -> bool:
     except (ProcessLookupError, OverflowError):  # no system has so large a number
         return False
     except OSError:
-        return True
-    return True
+        pass  # it is another user's
+    # an older version notes no start
+    start, found = holder.get("start"), process_start(pid)
+    return start is None or found is None or start == found
 
 
 @dataclass(slots=True)

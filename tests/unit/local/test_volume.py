@@ -22,6 +22,7 @@ from ddpjob_operator.local.volume import (
     log_tail,
     newest_snapshot,
     open_shared,
+    process_start,
 )
 
 HOLD = """
@@ -140,6 +141,17 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
         holder.wait(60)
         with lock_job(tmp_path, "digits"):
             pass
+
+
+def test_the_start_of_a_process_stays_and_is_none_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = process_start(os.getpid())
+    assert found is not None
+    assert found == process_start(os.getpid())
+    assert found.split()[0] == (process_start(os.getppid()) or "").split()[0], "the boot of the machine"
+    assert process_start(2**22 + 1) is None
+    named = "1 (a) b) c) S " + " ".join(str(number) for number in range(4, 53))
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: named if path.name == "stat" else "boot\n")
+    assert process_start(1) == "boot 22"
 
 
 def test_of_a_progress_bar_the_tail_of_a_log_has_the_last_state(tmp_path: Path) -> None:

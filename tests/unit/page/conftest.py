@@ -27,9 +27,9 @@ class Folder:
         content = {"version": 1, "job": job, "uid": "u", "created": TIME.format(0), "nodes": 2, "procsPerNode": 2}
         self.write(status_file(self.root, job), json.dumps(content | {"kept": kept, "status": status}))
 
-    def holds(self, job: str, pid: int = os.getpid()) -> None:
+    def holds(self, job: str, pid: int = os.getpid(), **more: Any) -> None:
         """As a run of this machine does."""
-        holder = json.dumps({"pid": pid, "host": os.uname().nodename})
+        holder = json.dumps({"pid": pid, "host": os.uname().nodename} | more)
         self.write(self.root / "checkpoints" / job / "run.lock", holder)
 
     def losses(

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.page.conftest import START, TIME, Folder
 
 from ddpjob_operator.follow.lines import Line
+from ddpjob_operator.local.volume import lock_job, process_start
 from ddpjob_operator.page import files
 from ddpjob_operator.page.files import Tail, course_of, snapshots_of
 from ddpjob_operator.page.folder import FolderSource, detail_of, log_of
@@ -86,6 +87,26 @@ def test_a_run_whose_process_is_gone_has_stopped(folder: Folder) -> None:
     folder.status("digits", **RUNNING, snapshot={"step": 40, "time": NOW.isoformat()})
     answer = detail_of(Shared(folder.root), "digits", NOW).answer
     assert "The same command as before resumes it from the snapshot of step 40." in answer.text()
+
+
+def test_a_run_whose_number_another_process_has_by_now_has_stopped(folder: Folder) -> None:
+    folder.status("digits", **RUNNING)
+    with lock_job(folder.root, "digits"):
+        assert record_of(Shared(folder.root), "digits").phase == "Running"
+    boot, started = (process_start(os.getpid()) or "").split()
+    for start in (f"{boot} {int(started) - 1}", f"{boot[::-1]} {started}", "", 7):
+        folder.holds("digits", start=start)
+        assert record_of(Shared(folder.root), "digits").phase == "Stopped", start
+
+
+def test_a_run_whose_start_cannot_be_told_runs_if_a_process_has_its_number(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.holds("digits", start=None)
+    assert files.is_running(Shared(folder.root), "digits")
+    folder.holds("digits", start="boot 7")
+    monkeypatch.setattr(files, "process_start", lambda _: None)
+    assert files.is_running(Shared(folder.root), "digits")
 
 
 def test_a_run_that_ends_while_it_is_looked_at_has_not_stopped(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
