@@ -104,8 +104,7 @@ def attempts_of(job: JobRecord, began: Mapping[int, datetime]) -> tuple[Attempt,
         if _is_survived(failure, following, status):
             losses[failure.attempt] = (*losses.get(failure.attempt, ()), failure.time)
             continue
-        earlier = found[-1].end if found else status.start_time
-        start = earlier or began.get(failure.attempt) or failure.time
+        start = _start_of(failure.attempt, found, status, began) or failure.time
         lost = losses.get(failure.attempt, ())
         found.append(Attempt(failure.attempt, min(start, failure.time), failure.time, failure.reason, "bad", lost))
     recorded = {attempt.number for attempt in found}
@@ -122,6 +121,17 @@ def attempts_of(job: JobRecord, began: Mapping[int, datetime]) -> tuple[Attempt,
         lost = losses.get(status.attempt, ())
         found.append(Attempt(status.attempt, current, end, _outcome(job), tone_of(job.phase), lost))
     return tuple(sorted(found, key=lambda attempt: attempt.number))
+
+
+def _start_of(
+    attempt: int, found: list[Attempt], status: DDPJobStatus, began: Mapping[int, datetime]
+) -> datetime | None:
+    """When an attempt began after those that were `found`; None if that is not known. The end of another one than the
+    attempt before says nothing: the status has the newest failures only, and none of an attempt that was suspended.
+    """
+    if attempt == 0 and status.start_time is not None:
+        return status.start_time
+    return began.get(attempt) or (found[-1].end if found and found[-1].number == attempt - 1 else None)
 
 
 def _is_survived(failure: FailureStatus, following: FailureStatus | None, status: DDPJobStatus) -> bool:

@@ -95,6 +95,24 @@ def test_attempts_follow_one_another_from_failure_to_failure() -> None:
     assert [a.outcome for a in found] == ["WorkerKilled", "WorkerKilled", "Running"]
 
 
+def minutes_of(record: JobRecord, began: dict[int, datetime]) -> dict[int, tuple[float, float]]:
+    """How many minutes ago each attempt has begun and ended."""
+    return {
+        found.number: ((NOW - found.start) / timedelta(minutes=1), (NOW - (found.end or NOW)) / timedelta(minutes=1))
+        for found in attempts_of(record, began)
+    }
+
+
+def test_an_attempt_begins_with_the_one_before_it_and_no_earlier() -> None:
+    """The status has the newest failures only, and none of an attempt that was suspended."""
+    times = {"startTime": ago(minutes=900), "attemptStartTime": ago(minutes=5)}
+    failures = [failure(3, 40), failure(4, 30), failure(6, 10)]
+    record = job(attempt=7, failures=failures, **times)
+    assert minutes_of(record, {}) == {3: (40, 40), 4: (40, 30), 6: (10, 10), 7: (5, 0)}
+    began = {3: NOW - timedelta(minutes=50), 6: NOW - timedelta(minutes=15)}
+    assert minutes_of(record, began) == {3: (50, 40), 4: (40, 30), 6: (15, 10), 7: (5, 0)}
+
+
 def test_an_attempt_that_survived_losses_goes_on_and_has_them_as_marks() -> None:
     failures = [failure(0, 25), failure(0, 20), failure(1, 5)]
     times = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=20)}
