@@ -133,13 +133,13 @@ def created_of(shared: Shared, job: str) -> datetime | None:
     return moment(max(found)) if found else None
 
 
-def began_of(shared: Shared, job: str) -> dict[int, datetime]:
-    """When each attempt of the newest run wrote its fencing token."""
+def began_of(shared: Shared, job: str, uid: str = "") -> dict[int, datetime]:
+    """When each attempt of the job with this uid wrote its fencing token; without one, of the newest of the name."""
     newest: dict[str, dict[int, datetime]] = {}
     folder = shared.checkpoints(job) / "attempts"
     for name in shared.names(folder)[-_MOST_ATTEMPTS:]:
         found, status = _ATTEMPT_FILE.fullmatch(name), shared.status(folder / name)
-        if found is not None and status is not None:
+        if found is not None and status is not None and uid in ("", found[3]):
             times = newest.setdefault(f"{found[1]}-{found[3]}", {})
             times[int(found[2])] = datetime.fromtimestamp(status.st_mtime, UTC)
     return newest[max(newest)] if newest else {}
@@ -192,10 +192,15 @@ def _rank(given: dict[str, Any]) -> RankRow:
     )
 
 
-def stacks_of(shared: Shared, job: str) -> list[tuple[str, str]]:
-    """The newest files with stacks of ranks, by name."""
-    names = [name for name in shared.names(shared.logs(job)) if _STACKS.fullmatch(name)][-_MOST_STACKS:]
-    texts = ((name, shared.read(shared.logs(job) / name, _STACK_BYTES).decode(errors="replace")) for name in names)
+def stacks_of(shared: Shared, job: str, since: datetime | None = None) -> list[tuple[str, str]]:
+    """The files with stacks of ranks that were written since that time, by name: of many, the last."""
+    folder, begun = shared.logs(job), since.timestamp() if since else 0.0
+    names = [
+        name
+        for name in shared.names(folder)
+        if _STACKS.fullmatch(name) and (status := shared.status(folder / name)) and status.st_mtime >= begun
+    ][-_MOST_STACKS:]
+    texts = ((name, shared.read(folder / name, _STACK_BYTES).decode(errors="replace")) for name in names)
     return [(name, text) for name, text in texts if text]
 
 

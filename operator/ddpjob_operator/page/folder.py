@@ -195,11 +195,11 @@ def detail_of(shared: Shared, name: str, now: datetime) -> Detail:
         reports=reports,
         snapshots=tuple(snapshots),
         set_aside=tuple(set_aside),
-        events=event_rows(job.status.failures, events),
-        stacks=tuple(files.stacks_of(shared, name)),
+        events=event_rows(job.status.failures, events, job.created),
+        stacks=tuple(files.stacks_of(shared, name, job.created)),
         log=tuple(log_of(shared, name, LogQuery(tail=max(4, _MOST_LINES_ON_PAGE // (job.nodes or 1))))),
         commands=_commands(shared, job, logs),
-        began=files.began_of(shared, name),
+        began=files.began_of(shared, name, job.uid),
     )
 
 
@@ -241,12 +241,14 @@ def _pods(shared: Shared, job: JobRecord, logs: Iterable[PodLog]) -> tuple[PodRo
     return tuple(sorted(rows, key=lambda row: (-row.attempt, row.node_rank or 0)))
 
 
-def event_rows(failures: Iterable[FailureStatus], events: list[dict[str, Any]]) -> tuple[EventRow, ...]:
-    """Failures, and what rank 0 has noted."""
+def event_rows(
+    failures: Iterable[FailureStatus], events: list[dict[str, Any]], since: datetime | None
+) -> tuple[EventRow, ...]:
+    """Failures, and what rank 0 has noted since the job was created: before that it was one of an earlier job."""
     rows = []
     for event in events:
         kind, time = event.get("event"), files.moment(event.get("time"))
-        if time is None or not isinstance(kind, str):
+        if time is None or not isinstance(kind, str) or (since is not None and time < since):
             continue
         said = [_said(name, event[name]) for name in _SHOWN_EVENT_FIELDS if event.get(name) is not None]
         step = f"step {event['step']}" if isinstance(event.get("step"), int) else ""

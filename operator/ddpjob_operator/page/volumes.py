@@ -157,17 +157,17 @@ def with_volume(detail: Detail, shared: Shared) -> Detail:
     snapshots, set_aside = files.snapshots_of(shared, job.name)
     there = {pod.name for pod in detail.pods}
     gone = [row for row in _gone_pods(shared, job) if row.name not in there]
-    rows = (*detail.events, *event_rows((), events))
+    rows = (*detail.events, *event_rows((), events, job.created))
     return replace(
         detail,
         course=course if course.kept else detail.course,
         snapshots=tuple(snapshots) or detail.snapshots,
         set_aside=tuple(set_aside) or detail.set_aside,
-        stacks=tuple(files.stacks_of(shared, job.name)),
+        stacks=tuple(files.stacks_of(shared, job.name, job.created)),
         pods=(*detail.pods, *gone),
         events=tuple(sorted(rows, key=lambda row: row.time)),
         log=detail.log or tuple(log_of(shared, job, LogQuery(tail=max(4, _MOST_LINES // (job.nodes or 1))))),
-        began=files.began_of(shared, job.name),
+        began=files.began_of(shared, job.name, job.uid),
     )
 
 

@@ -68,9 +68,14 @@ class Folder:
     def set_aside(self, job: str, step: int, reason: str) -> None:
         self.write(self.root / "checkpoints" / job / f"step-{step:012}.corrupt" / "reason.txt", reason)
 
-    def token(self, job: str, attempt: int) -> None:
-        path = self.write(self.root / "checkpoints" / job / "attempts" / f"{int(START):012}-{attempt:06}-u", "")
-        os.utime(path, (START + 10 * attempt, START + 10 * attempt))
+    def stacks(self, job: str, name: str, text: str, seconds: int = 0) -> None:
+        path = self.write(self.root / "logs" / job / f"stacks-attempt-{name}.txt", text)
+        os.utime(path, (START + seconds, START + seconds))
+
+    def token(self, job: str, attempt: int, uid: str = "u", created: int = 0) -> None:
+        name = f"{int(START) + created:012}-{attempt:06}-{uid}"
+        path = self.write(self.root / "checkpoints" / job / "attempts" / name, "")
+        os.utime(path, (START + created + 10 * attempt, START + created + 10 * attempt))
 
     def write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -158,10 +158,9 @@ def test_snapshots_are_newest_first_with_their_size_and_those_set_aside_with_the
 
 
 def test_stacks_of_ranks_that_stalled_are_shown(folder: Folder) -> None:
-    logs = folder.log("digits-0-0", "").parents[1]
-    (logs / "stacks-attempt-1-node-0.txt").write_text("rank 0: in all_reduce\n")
-    (logs / "stacks-attempt-0.txt").write_text("rank 1: in backward\n")
-    (logs / "stacks-attempt-2.txt").write_text("")
+    folder.stacks("digits", "1-node-0", "rank 0: in all_reduce\n")
+    folder.stacks("digits", "0", "rank 1: in backward\n")
+    folder.stacks("digits", "2", "")
     assert detail_of(Shared(folder.root), "digits", NOW).stacks == (
         ("stacks-attempt-0.txt", "rank 1: in backward\n"),
         ("stacks-attempt-1-node-0.txt", "rank 0: in all_reduce\n"),
@@ -173,6 +172,20 @@ def test_attempts_are_dated_by_their_fencing_tokens(folder: Folder) -> None:
     folder.token("digits", 1)
     began = files.began_of(Shared(folder.root), "digits")
     assert {attempt: time.timestamp() - START for attempt, time in began.items()} == {0: 0, 1: 10}
+
+
+def test_attempts_events_and_stacks_of_an_earlier_run_are_not_those_of_this_one(folder: Folder) -> None:
+    folder.token("digits", 0, uid="earlier", created=-90)
+    folder.token("digits", 1, uid="earlier", created=-90)
+    folder.events("digits", {"event": "started", "time": START - 90}, {"event": "resumed", "time": START + 3})
+    folder.stacks("digits", "0", "of the run before\n", -80)
+    folder.stacks("digits", "1", "own\n", 3)
+    folder.status("digits", **RUNNING)
+    found = detail_of(Shared(folder.root), "digits", NOW)
+    assert (found.began, [row.reason for row in found.events]) == ({}, ["resumed"])
+    assert found.stacks == (("stacks-attempt-1.txt", "own\n"),)
+    folder.token("digits", 1)
+    assert list(detail_of(Shared(folder.root), "digits", NOW).began) == [1]
 
 
 def test_the_log_has_the_lines_of_the_newest_attempt_with_their_ranks(folder: Folder) -> None:

@@ -55,8 +55,8 @@ def whole_job(folder: Folder, name: str) -> None:
     )
     folder.snapshot(name, 2, kind=EVIL)
     folder.set_aside(name, 1, EVIL)
-    pods = folder.log(f"{name}-1-0", f"{EVIL}\n").parent
-    (pods.parent / "stacks-attempt-0.txt").write_text(EVIL)
+    folder.log(f"{name}-1-0", f"{EVIL}\n")
+    folder.stacks(name, "0", EVIL)
 
 
 class Document(HTMLParser):

@@ -142,6 +142,19 @@ async def test_logs_of_an_earlier_job_of_the_name_are_not_taken_for_those_of_thi
     assert texts(await found.log("team", "digits", LogQuery(attempt=0))) == []
 
 
+async def test_a_new_job_does_not_show_what_happened_to_an_earlier_one_of_the_name(folder: Folder) -> None:
+    folder.token("digits", 0, uid="uid-0", created=-90)
+    folder.events("digits", {"event": "started", "time": START - 90}, {"event": "finished", "time": START - 10})
+    folder.stacks("digits", "0", "of a job before\n", -60)
+    server = NoPods(job(attempt=0, phase="Pending"))
+    shown = await detail(server, with_volume(server, folder))
+    assert (shown.began, shown.events, shown.stacks) == ({}, (), ())
+    folder.token("digits", 0, uid="uid-1", created=1)
+    folder.events("digits", {"event": "started", "time": START - 90}, {"event": "started", "time": START + 1})
+    shown = await detail(server, with_volume(server, folder))
+    assert ([row.reason for row in shown.events], list(shown.began)) == (["started"], [0])
+
+
 @pytest.mark.parametrize(("claim", "place"), [("team/data", ""), ("team/data", "jobs/digits"), ("*", "team/data")])
 async def test_a_job_that_is_gone_is_listed_and_has_a_page(folder: Folder, claim: str, place: str) -> None:
     volume = Folder(folder.root / place)
