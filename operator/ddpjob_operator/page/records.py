@@ -74,8 +74,14 @@ def record_of(shared: Shared, name: str) -> JobRecord:
     else:
         running = files.is_running(shared, name)  # asked before its events, of which the last says how it has ended
         events = files.outline_of_events(shared, name)
-        status, phase = _status_by_events(events, running)
-        created = files.moment(events[0].get("time")) if events else None
+        created, ours = files.created_of(shared, name), events
+        if created is not None:  # earlier jobs of the name have written to the same file
+            ours = [event for event in events if (files.moment(event.get("time")) or created) >= created]
+        started = files.moment(ours[0].get("time")) if ours else None
+        if len(ours) < len(events):  # the first event of this job may be one that was not read
+            started = min(files.began_of(shared, name).values(), default=started)
+        created = created or started
+        status, phase = _status_by_events(ours, running, started)
     return JobRecord(
         namespace=NAMESPACE,
         name=name,
@@ -90,7 +96,9 @@ def record_of(shared: Shared, name: str) -> JobRecord:
     )
 
 
-def _status_by_events(events: list[dict[str, Any]], running: bool) -> tuple[DDPJobStatus, str]:
+def _status_by_events(
+    events: list[dict[str, Any]], running: bool, started: datetime | None
+) -> tuple[DDPJobStatus, str]:
     """What the events say of a job whose status is in a cluster, or that an older version ran."""
     steps = [event["step"] for event in events if isinstance(event.get("step"), int)]
     totals = [event["totalSteps"] for event in events if isinstance(event.get("totalSteps"), int)]
@@ -102,7 +110,7 @@ def _status_by_events(events: list[dict[str, Any]], running: bool) -> tuple[DDPJ
         "attempt": attempt,
         "phase": None if phase == UNKNOWN else phase,
         "progress": progress,
-        "startTime": files.moment(events[0].get("time")) if events else None,
+        "startTime": started,
         "completionTime": files.moment(events[-1].get("time")) if finished else None,
     }
     return parse_status(given), phase

@@ -200,7 +200,5 @@ def _own(volume: Shared, job: str) -> Shared:
 
 
 def _of_volume(record: JobRecord, found: Left) -> JobRecord:
-    created = files.created_of(found.shared, found.name) or record.created
-    return replace(
-        record, namespace=found.namespace, created=created, about=(("Volume", f"claim {found.claim}, which is left"),)
-    )
+    about = (("Volume", f"claim {found.claim}, which is left"),)
+    return replace(record, namespace=found.namespace, about=about)

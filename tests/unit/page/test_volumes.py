@@ -176,6 +176,28 @@ async def test_a_job_that_is_gone_is_listed_and_has_a_page(folder: Folder, claim
             assert (await client.get(path)).status == 200, path
 
 
+async def test_the_time_of_a_job_that_is_gone_is_not_that_of_the_first_one_of_its_name(folder: Folder) -> None:
+    """Each writes its events to the same file."""
+    events = ({"event": "started", "time": START - 9000}, {"event": "finished", "time": START + 60})
+    folder.events("digits", *events)
+    folder.token("digits", 0, uid="uid-0", created=-9010)
+    folder.token("digits", 1, uid="uid-1")
+    folder.token("digits", 2, uid="uid-1")
+    found = with_volume(NoPods(), folder)
+    shown = await detail(NoPods(), found)
+    status = shown.job.status
+    assert shown.job.created is not None
+    assert status.start_time is not None
+    assert status.completion_time is not None
+    times = (shown.job.created, status.start_time, status.completion_time)
+    assert [time.timestamp() - START for time in times] == [0, 10, 60]
+    assert [row.reason for row in shown.events] == ["finished"]
+    assert [record.created for record in await found.jobs()] == [shown.job.created]
+    folder.events("digits", *events[:1], {"event": "finished", "time": START - 10})
+    gone = await detail(NoPods(), with_volume(NoPods(), folder))
+    assert (gone.job.phase, gone.job.status.completion_time) == ("Unknown", None), "it has noted nothing"
+
+
 async def test_volumes_of_other_namespaces_than_the_shown_one_are_not(folder: Folder) -> None:
     printed(Folder(folder.root / "other/data"), "digits-0-0", "secret")
     found = with_volume(NoPods(), folder, "*")
