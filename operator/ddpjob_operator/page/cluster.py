@@ -72,8 +72,19 @@ class _Seen:
 
     uid: str
     points: dict[int, LossPoint] = field(default_factory=dict)
+    lost: list[LossPoint] = field(default_factory=list)
+    """Of steps that were trained again, or will be."""
+    _reached: int | None = None
 
-    def add(self, points: Iterable[LossPoint]) -> None:
+    def add(self, points: Iterable[LossPoint], reached: int | None) -> None:
+        """What is seen now, with the step that the job has last reported. A restart takes it back: by that it is known,
+        since a status has the number of the new attempt before it has a step of it.
+        """
+        if reached is not None:
+            if self._reached is not None and reached < self._reached:
+                self.lost += [self.points.pop(step) for step in sorted(self.points) if step > reached]
+                del self.lost[:-_MOST_POINTS]
+            self._reached = reached
         for point in points:
             self.points[point.step] = point
         while len(self.points) > _MOST_POINTS:
@@ -264,20 +275,21 @@ class ClusterSource:
         while len(self._courses) > _MOST_COURSES:
             self._courses.popitem(last=False)
         status = record.status
-        found = [
+        found = _since_restart(
             LossPoint(int(m[1]), float(m[2]), status.attempt, float(m[3]) if m[3] else None)
             for m in map(_step_match, lines)
             if m
-        ]
+        )
         progress = status.progress
         if progress is not None and progress.step is not None and progress.loss is not None:
             loss, rate = drawable(progress.loss), drawable(progress.samples_per_second)
             found.append(LossPoint(progress.step, loss, status.attempt, rate))
-        seen.add(found)
+        seen.add(found, progress.step if progress is not None else None)
         note = (
             "What this page has seen since it was opened, and the newest lines of the log. The volume has every step."
         )
-        return Course(kept=tuple(seen.points[step] for step in sorted(seen.points)), note=note)
+        kept = tuple(seen.points[step] for step in sorted(seen.points))
+        return Course(kept, tuple(seen.lost), note=note)
 
     def _logs(self, namespace: str, job: Json, query: LogQuery) -> JobLogs:
         wanted = Wanted(rank=query.rank, attempt=query.attempt, tail=query.tail)
@@ -356,6 +368,16 @@ def _snapshots(record: JobRecord) -> tuple[SnapshotRow, ...]:
 def _event_row(item: Happened) -> EventRow:
     about = "" if item.kind == "DDPJob" else f"{item.kind} {item.about}"
     return EventRow(item.time, item.warning, about, item.reason, item.message, item.count)
+
+
+def _since_restart(points: Iterable[LossPoint]) -> list[LossPoint]:
+    """Those after the last one that goes back: a pod that a restart in place has kept goes on in its log."""
+    found: list[LossPoint] = []
+    for point in points:
+        if found and point.step < found[-1].step:
+            found.clear()
+        found.append(point)
+    return found
 
 
 def _step_match(line: Line) -> re.Match[str] | None:
