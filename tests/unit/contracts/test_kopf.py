@@ -170,12 +170,18 @@ async def kopf_running(
         yield
     finally:
         # kopf leaves the other watches running when one has died, and then waits for them
-        left = [task for task in asyncio.all_tasks() if task.get_name() in watches()]
-        for watch in left:
-            watch.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await ended({task for task in asyncio.all_tasks() if task.get_name() in watches()})
         stop.set()
         await asyncio.wait({task}, timeout=DEADLINE)
+        await ended(asyncio.all_tasks() - before)
+
+
+async def ended(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel them until they end: a watch that is cancelled in the moment of a timeout of its own goes on."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
 
 def under_kopf(
