@@ -21,7 +21,7 @@ from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event
 from ddpjob_operator.core.values.changes import recorded
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.trainer_report import TrainerReport, moment
+from ddpjob_operator.core.values.trainer_report import MOST_ITEMS, TrainerReport, moment
 
 MESSAGE_LIMIT = 4096
 FAILURES_IN_A_ROW = 3
@@ -80,15 +80,25 @@ def _gone_back(status: DDPJobStatus, report: TrainerReport) -> DDPJobStatus:
 def with_final_report(status: DDPJobStatus, report: TrainerReport | None, now: datetime) -> DDPJobStatus:
     """`status` with the progress that a report or a termination message carries.
 
-    Fields that the report lacks keep their value, except for the estimates.
+    Fields that the report lacks keep their value, except for the estimates. So does each metric: a termination message
+    may have room for some of them alone.
     """
     if report is None:
         return status
-    reported = _progress(report, now)
+    progress = _progress(report, now)
+    reported = progress.model_dump(exclude_none=True) if progress else {}
     kept = status.progress.model_dump(exclude_none=True, exclude=_ESTIMATES) if status.progress else {}
-    if merged := kept | (reported.model_dump(exclude_none=True) if reported else {}):
+    if merged := kept | reported:
+        if metrics := _merged(kept.get("metrics", {}), reported.get("metrics", {})):
+            merged["metrics"] = metrics
         status = recorded(status, progress=Progress.model_validate(merged))
     return status if report.snapshot is None else with_snapshot(status, report.snapshot)
+
+
+def _merged(kept: dict[str, float], reported: dict[str, float]) -> dict[str, float]:
+    """By name, those that are reported first: no more than a report has."""
+    merged = reported | {name: value for name, value in kept.items() if name not in reported}
+    return dict(list(merged.items())[:MOST_ITEMS])
 
 
 def with_snapshot(status: DDPJobStatus, found: SnapshotStatus) -> DDPJobStatus:

@@ -21,11 +21,12 @@ from ddpjob_operator.api.status import SnapshotStatus
 VERSION = 1
 LARGEST_INTEGER = 2**63 - 1
 """Of an integer in a status."""
+MOST_ITEMS = 64
+"""Of a list, or of the metrics."""
 
 _MOST_SECONDS = 1e9  # 30 years; sums of such numbers are still exact to the millisecond
 _LONGEST_NAME = 64
 _LONGEST_TEXT = 4096
-_MOST_ITEMS = 64
 _MESSAGES_KNOWN = 2048
 """More than the largest gang has pods."""
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
@@ -289,7 +290,7 @@ def read_live(given: Any, world_size: Any) -> LiveReport | None:
 def _items(value: Any, *, newest: bool = False) -> list[Any]:
     if not isinstance(value, list):
         return []
-    return value[-_MOST_ITEMS:] if newest else value[:_MOST_ITEMS]
+    return value[-MOST_ITEMS:] if newest else value[:MOST_ITEMS]
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -297,7 +298,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _numbers(value: Any) -> Iterator[tuple[str, float]]:
-    for name, found in list(_object(value).items())[:_MOST_ITEMS]:
+    for name, found in list(_object(value).items())[:MOST_ITEMS]:
         if (number := _finite(found)) is not None and name.isprintable():
             yield name[:_LONGEST_NAME], number
 

@@ -17,7 +17,7 @@ from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotSt
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.ledger.progress import MESSAGE_LIMIT, failure_status, with_final_report, with_report
 from ddpjob_operator.core.values.observed import PodView
-from ddpjob_operator.core.values.trainer_report import TerminationReport, read_status
+from ddpjob_operator.core.values.trainer_report import MOST_ITEMS, TerminationReport, read_status
 
 TIME = NOW.timestamp()
 REPORT = {
@@ -41,6 +41,18 @@ def test_a_report_becomes_progress_and_snapshot() -> None:
         "remaining_seconds": 20, "metrics": {"eval_accuracy": 0.96},
     }  # fmt: skip
     assert status.snapshot.model_dump() == {"step": 100, "time": later(-5), "verified": True}
+
+
+def test_metrics_that_a_report_leaves_out_keep_their_value() -> None:
+    """As a termination message does that has no room for all of them."""
+    status = after(REPORT | {"metrics": {"eval_accuracy": 0.5, "eval_loss": 2.0}})
+    final = with_final_report(status, heard(**REPORT | {"metrics": {"eval_loss": 1.0}}), NOW)
+    assert final.progress is not None
+    assert final.progress.metrics == {"eval_accuracy": 0.5, "eval_loss": 1.0}
+    many = with_final_report(status, heard(**REPORT | {"metrics": {f"m{n}": 0.0 for n in range(MOST_ITEMS - 1)}}), NOW)
+    assert many.progress is not None
+    assert many.progress.metrics is not None
+    assert len(many.progress.metrics) == MOST_ITEMS
 
 
 def test_a_figure_has_six_digits() -> None:
