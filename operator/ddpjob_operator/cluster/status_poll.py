@@ -7,6 +7,7 @@ again. What comes back is from a user's container, so its size is bounded.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,7 +76,10 @@ class StatusPoller:
             return
         self.drop(key)
         asked = self._asking[key] = _Asked(target)
-        asked.task = asyncio.create_task(self._keep_asking(key, asked, on_report), name=f"status of {key}")
+        # without the context of the pass that asks for it: the task outlives that
+        asked.task = asyncio.create_task(
+            self._keep_asking(key, asked, on_report), name=f"status of {key}", context=contextvars.Context()
+        )
 
     def drop(self, key: Any) -> None:
         """Stop asking under this key."""

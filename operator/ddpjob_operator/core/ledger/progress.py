@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Progress, SnapshotStatus
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.failure.decide import remember
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.failure.diagnosis import diagnose
 from ddpjob_operator.core.transitions import (
+    SUSPENDING,
     mark_loss_finite,
     mark_loss_not_finite,
     mark_shutdown_long_enough,
@@ -56,14 +57,20 @@ def with_report(look: Look) -> Look:
 
 
 def _is_outdated(look: Look, report: TrainerReport) -> bool:
-    """Whether the status has been as far, and the pod that gave the report runs no more: it is older than what that
-    pod said at its end. Of a pod that runs it may say less: a rank goes back to a sound snapshot.
+    """Whether the status has been as far, by what the pod that gave the report said at its end in this attempt: at a
+    suspension, or when it succeeded. A failure begins another attempt at once. Of a pod that runs it may say less: a
+    rank goes back to a sound snapshot.
     """
-    known, lost = look.status.progress, look.status.internal.lost_pods
+    status = look.status
+    known, lost = status.progress, status.internal.lost_pods
     if report.step is None or known is None or known.step is None or report.step > known.step:
         return False
     # with live recovery another pod tells until there is a new node rank 0
     telling = {0} if 0 not in lost.values() else set(range(look.gang_size))
+    suspended = cond.find(status.conditions, cond.SUSPENDED)
+    stops = status.phase is Phase.SUSPENDED or (suspended is not None and suspended.reason == SUSPENDING)
+    if not stops and telling.isdisjoint(status.internal.succeeded_nodes):
+        return False  # what is known may be of the attempt before
     return not any(pod.running and pod.uid not in lost and pod.node_rank in telling for pod in look.gang)
 
 

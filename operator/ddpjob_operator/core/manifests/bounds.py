@@ -59,7 +59,9 @@ def clamp_to_bounds(job: Job, bounds: Bounds) -> Job:
         return job
     nodes = spec.nodes
     if spec.elastic is not None:
-        nodes = min(nodes, max(most, spec.elastic.min_nodes, job.status.nodes.total))
+        # without a record of its spec, as of another version, the job is admitted anew, and not beyond the bound
+        has = job.status.nodes.total if job.status.internal.spec_digests else 0
+        nodes = min(nodes, max(most, spec.elastic.min_nodes, has))
     spares = min(spec.spares, max(0, most - nodes))
     if (nodes, spares) == (spec.nodes, spec.spares):
         return job  # it was here before the bound

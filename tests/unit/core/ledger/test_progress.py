@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from builders import NOW, UID, heard, in_phase, later, make_job, make_pod, seen, succeeded
+from builders import DEFAULTS, NOW, UID, heard, in_phase, later, make_job, make_pod, seen, succeeded
 from hypothesis import given
 from hypothesis import strategies as st
 from looks import at
@@ -16,7 +16,8 @@ from looks import at
 from ddpjob_operator.api.status import DDPJobStatus, Phase, Progress, SnapshotStatus
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.ledger.progress import MESSAGE_LIMIT, failure_status, with_final_report, with_report
-from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.plan import plan
+from ddpjob_operator.core.values.observed import PodView, Termination
 from ddpjob_operator.core.values.trainer_report import MOST_ITEMS, TerminationReport, read_status
 
 TIME = NOW.timestamp()
@@ -85,30 +86,47 @@ def test_what_a_report_does_not_know_stays_as_it_was() -> None:
     assert (status.progress.step, status.progress.loss, status.progress.metrics) == (130, 0.25, {"eval_accuracy": 0.96})
 
 
+DONE: dict[str, Any] = {"succeeded_nodes": (0,)}
+
+
 @pytest.mark.parametrize(
-    ("pods", "lost", "step", "kept"),
+    ("pods", "known", "step", "kept"),
     [
-        pytest.param([make_pod(0)], {}, 90, False, id="it went back to a snapshot"),
-        pytest.param([make_pod(0, ready=False)], {}, 90, False, id="not ready for a moment"),
-        pytest.param([make_pod(0, deleting=True)], {}, 90, False, id="it still saves"),
-        pytest.param([succeeded(0), make_pod(1)], {}, 90, True, id="it has ended"),
-        pytest.param([make_pod(1)], {}, 90, True, id="its pod is gone"),
-        pytest.param([], {}, 120, True, id="no pod, and the same step"),
-        pytest.param([], {}, 130, False, id="heard after the last look at its pod"),
-        pytest.param([make_pod(0), make_pod(1)], {"pod-0-0": 0}, 90, False, id="another tells, with live recovery"),
-        pytest.param([make_pod(0)], {"pod-0-0": 0}, 90, True, id="none else tells"),
+        pytest.param([make_pod(0)], DONE, 90, False, id="it went back to a snapshot"),
+        pytest.param([make_pod(0, ready=False)], DONE, 90, False, id="not ready for a moment"),
+        pytest.param([make_pod(0, deleting=True)], DONE, 90, False, id="it still saves"),
+        pytest.param([succeeded(0), make_pod(1)], DONE, 90, True, id="it has succeeded"),
+        pytest.param([make_pod(1)], DONE, 90, True, id="its pod is gone"),
+        pytest.param([], DONE, 120, True, id="no pod, and the same step"),
+        pytest.param([], DONE, 130, False, id="heard after the last look at its pod"),
+        pytest.param([make_pod(1)], {"succeeded_nodes": (1,)}, 90, False, id="another one has succeeded"),
+        pytest.param([make_pod(1)], {}, 90, False, id="none has, and what is known may be of the attempt before"),
+        pytest.param([], {"phase": Phase.SUSPENDED}, 90, True, id="it was suspended"),
+        pytest.param([make_pod(0), make_pod(1)], DONE | {"lost_pods": {"pod-0-0": 0}}, 90, False, id="another tells"),
+        pytest.param([make_pod(0)], DONE | {"lost_pods": {"pod-0-0": 0}}, 90, True, id="none else tells"),
     ],
 )
 def test_an_older_report_does_not_take_the_place_of_what_was_said_at_the_end(
-    pods: list[PodView], lost: dict[str, int], step: int, kept: bool
+    pods: list[PodView], known: dict[str, Any], step: int, kept: bool
 ) -> None:
-    status = in_phase(Phase.RUNNING, progress=Progress(step=120, metrics={"eval_accuracy": 0.97}), lost_pods=lost)
+    phase = known.get("phase", Phase.RUNNING)
+    record = {name: value for name, value in known.items() if name != "phase"}
+    status = in_phase(phase, progress=Progress(step=120, metrics={"eval_accuracy": 0.97}), **record)
     report = heard(step=step, metrics={"eval_accuracy": 0.5}, snapshot=REPORT["snapshot"])
     found = with_report(at(make_job(status), seen(*pods, report=report))).status
     assert found.progress is not None
     assert found.snapshot is not None
     assert (found.progress.step, found.snapshot.step) == (120 if kept else step, 100)
     assert found.progress.metrics == {"eval_accuracy": 0.97 if kept else 0.5}
+
+
+def test_a_failure_soon_after_a_resume_is_at_its_own_step() -> None:
+    """What the attempt before has reached is further, and on record until the next report is written."""
+    status = in_phase(Phase.RUNNING, attempt=1, progress=Progress(step=105))
+    pods = (make_pod(0, "Failed", attempt=1, termination=Termination(137, reason="OOMKilled")), make_pod(1, attempt=1))
+    decided = plan(make_job(status), seen(*pods, report=heard(attempt=1, step=103), attempt=1), NOW, DEFAULTS)
+    assert decided.status.last_failure is not None
+    assert (decided.status.last_failure.reason, decided.status.last_failure.step) == ("OOMKilled", 103)
 
 
 @pytest.mark.parametrize(
