@@ -59,4 +59,4 @@ def refusing(code: int) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
 
 def left_over(shared: Path) -> list[str]:
     """Temporary names that are still on the volume."""
-    return [str(path) for path in shared.rglob(".*") if path.name.endswith((".part", ".old"))]
+    return [str(path) for path in shared.rglob(".*") if path.name.endswith((".part", ".old", ".gone"))]

@@ -10,6 +10,7 @@ import http.client
 import http.server
 import json
 import os
+import shutil
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.trainer.data_server import BODY, DIGEST, Web, cut_short, left_over, r
 from ddp_trainer.contract.addresses import public, shown
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.json_files import read_json, write_json
-from ddp_trainer.initialize.__main__ import MARKERS, Initializer, Stopped, parse, run
+from ddp_trainer.initialize.__main__ import MARKERS, Initializer, Size, Stopped, measure, parse, run
 from ddp_trainer.initialize.sources import FetchError
 
 
@@ -165,6 +166,67 @@ def test_a_source_below_the_folder_of_another_is_put_there_once(web: Web, shared
         for task in (around, below):
             run(task, shared, mounted)
     assert len(web.asked) == 1
+
+
+@pytest.mark.parametrize("change", ["truncated", "truncated, and refused once", "edited"])
+def test_a_folder_loses_nothing_to_what_was_put_into_it_and_is_fetched_again(
+    web: Web, shared: Path, change: str
+) -> None:
+    mounted, below = pvcs(shared), Initializer("labels", "tiny/labels.bin", source=web.url)
+    around = Initializer("model", "tiny", source="pvc://models/tiny")
+    for task in (around, below):
+        run(task, shared, mounted)
+    (shared / "tiny" / "index.cache").write_text("made by a job")
+    if change == "edited":
+        below = Initializer("labels", "tiny/labels.bin", source=f"{web.url}?v=2")
+    else:
+        (shared / "tiny" / "labels.bin").write_bytes(BODY[1:])
+    if change == "truncated, and refused once":
+        web.answer = refusing(503)
+        with pytest.raises(FetchError):
+            run(below, shared, mounted)
+        web.answer = whole
+    for task in (below, around, below):
+        run(task, shared, mounted)
+    assert (shared / "tiny" / "labels.bin").read_bytes() == BODY
+    assert (shared / "tiny" / "index.cache").exists(), "the folder was fetched again"
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_a_job_removes_while_a_folder_is_measured_is_no_error(
+    shared: Path, is_folder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, is_file, scan = shared / "set", Path.is_file, os.scandir
+    (folder / "cache").mkdir(parents=True)
+    (folder / "a").write_bytes(b"12345")
+    if not is_folder:
+        (folder / "b").touch()
+
+    def remove_after(path: Path) -> bool:
+        was = is_file(path)
+        if path.name == "b":
+            path.unlink(missing_ok=True)
+        return was
+
+    def remove_before(path: Any) -> Any:
+        if Path(path).name == "cache":
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(Path, "is_file", remove_after)
+    monkeypatch.setattr(os, "scandir", remove_before)
+    assert measure(folder) == Size(files=1, bytes=5)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_measured_without_it(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        measure(shared)
 
 
 SOURCE, SCRIPT = {"source": "s3://bucket/new"}, {"script": "tokenize"}
@@ -385,6 +447,45 @@ def test_a_folder_that_nothing_replaced_in_the_end_is_put_back(
         with pytest.raises(Stopped):
             run(Initializer("model", "tiny", source="pvc://models/tiny"), shared, pvcs(shared))
     assert [path.name for path in (shared / "tiny").iterdir()] == ["before.bin"]
+    assert left_over(shared) == []
+
+
+@pytest.fixture
+def half_removed(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Initializer:
+    """A task whose folder is in its place, killed while it removed the one before."""
+    (shared / "tiny").mkdir()
+    for name in ("first.bin", "second.bin"):
+        (shared / "tiny" / name).touch()
+    task, mounted = Initializer("model", "tiny", source="pvc://models/tiny"), pvcs(shared)
+    mark_as_done(task, shared, files=2, size=len(BODY) + len("{}"))
+
+    def remove_one(folder: Path) -> None:
+        (folder / "first.bin").unlink()
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", remove_one)
+        with pytest.raises(Stopped):
+            run(task, shared, mounted)
+    assert len(left_over(shared)) == 1
+    return task
+
+
+def test_a_folder_of_which_a_part_was_removed_is_not_put_back(
+    web: Web, shared: Path, half_removed: Initializer
+) -> None:
+    shutil.rmtree(shared / "tiny")
+    web.answer = refusing(503)
+    with pytest.raises(FetchError):
+        run(Initializer("model", "tiny", source=web.url), shared, shared)
+    assert not (shared / "tiny").exists()
+
+
+def test_a_run_that_has_nothing_to_do_removes_what_a_killed_one_has_left(
+    shared: Path, half_removed: Initializer
+) -> None:
+    run(half_removed, shared, shared / "no claims")
+    assert (shared / "tiny" / "config.json").exists()
     assert left_over(shared) == []
 
 

@@ -7,7 +7,8 @@ next one does. A marker then records that this source lies there; another attemp
 the marker and does nothing. Two that run at the same time take turns.
 
 A folder may gain files, but not lose any. A script writes where it likes below the volume, so for it the marker says
-that it was done, as long as something lies at its path. What replaces the result of another removes its marker.
+that it was done, as long as something lies at its path. What replaces the result of another removes its marker, but not
+that of a folder around it where it replaces a result of its own.
 """
 
 from __future__ import annotations
@@ -122,15 +123,17 @@ def run(task: Initializer, shared: Path, pvcs: Path) -> None:
         UserError, FetchError, OSError: as `ddp_trainer.initialize.sources.fetch`.
     """
     target, marker = shared / task.path, shared / MARKERS / f"{task.digest}.json"
+    if task.source is not None:
+        _clear(task, target)
     if _is_done(task, target, marker):
         log(f"{task.name}: {task.path} is on the volume already")
         return
-    marker.unlink(missing_ok=True)  # of a result that is lost: a script that fails may leave a part of a new one
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
     if task.source is not None:
         _fetch(task, shared, target, pvcs)
     else:
+        marker.unlink(missing_ok=True)  # of a result that is lost: a script that fails may leave a part of a new one
         _forget_replaced(task, shared, target)
         _run_script(task, shared, target)
     size = measure(target)
@@ -143,11 +146,21 @@ def run(task: Initializer, shared: Path, pvcs: Path) -> None:
 
 
 def measure(path: Path) -> Size:
-    """The files at `path` and their sizes together."""
+    """The files at `path` and their sizes together, without what jobs remove meanwhile."""
     if not path.is_dir():
         return Size(1, path.stat().st_size)
-    sizes = [found.stat().st_size for found in path.rglob("*") if found.is_file()]
+    sizes = []
+    for folder, _, names in os.walk(path, onerror=_unless_gone):
+        for file in (Path(folder, name) for name in names):
+            with suppress(FileNotFoundError):
+                if file.is_file():
+                    sizes.append(file.stat().st_size)
     return Size(len(sizes), sum(sizes))
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | PermissionError):
+        raise error
 
 
 def _is_done(task: Initializer, target: Path, marker: Path) -> bool:
@@ -178,17 +191,14 @@ def holds(found: Size, known: Mapping[str, Any], *, is_folder: bool) -> bool:
 def _fetch(task: Initializer, shared: Path, target: Path, pvcs: Path) -> None:
     assert task.source is not None
     log(f"{task.name}: fetching {public(task.source)}")
-    part = target.with_name(f".{target.name}.{task.digest[:12]}.part")
-    # what a try that was killed has left
-    _put_back(target)
-    _remove(part)
+    part = _hidden(task, target, "part")
     try:
         fetch(task.source, part, pvcs)
         if task.sha256 is not None:
             _verify(part, task)
         sync(part)
         _forget_replaced(task, shared, target)
-        _put_in_place(part, target)
+        _put_in_place(task, part, target)
     finally:
         _remove(part)
 
@@ -233,38 +243,56 @@ def _run_script(task: Initializer, shared: Path, target: Path) -> None:
 
 def _forget_replaced(task: Initializer, shared: Path, target: Path) -> None:
     """Remove the markers of what makes way for the result of `task`: who asks for that again must not get this."""
-    is_there = os.path.lexists(target)
-    for marker in (shared / MARKERS).glob("*.json"):
-        known = read_json(marker)
-        if known is not None and marker.stem != task.digest and replaces(task, known, is_there=is_there):
+    read = ((marker, read_json(marker)) for marker in (shared / MARKERS).glob("*.json"))
+    markers = {marker: known for marker, known in read if known is not None}
+    is_own = any(marker.stem == task.digest or is_earlier(task, known) for marker, known in markers.items())
+    is_foreign = os.path.lexists(target) and not is_own
+    for marker, known in markers.items():
+        if marker.stem != task.digest and replaces(task, known, is_foreign=is_foreign):
             marker.unlink(missing_ok=True)
 
 
-def replaces(task: Initializer, known: Mapping[str, Any], *, is_there: bool) -> bool:
+def is_earlier(task: Initializer, known: Mapping[str, Any]) -> bool:
+    """Whether a marker is of `task` before it was edited: the names of a job's initializers are unique."""
+    return PurePosixPath(str(known.get("path"))) == PurePosixPath(task.path) and known.get("name") == task.name
+
+
+def replaces(task: Initializer, known: Mapping[str, Any], *, is_foreign: bool) -> bool:
     """Whether the result that a marker knows of is lost, in part at least, to that of `task`, which makes its own now.
 
-    A source takes the place of all at its path and below; to a folder around it only adds where nothing `is_there`.
-    Scripts add to what others wrote. What a script replaces is its own result before it was edited: the names of a
-    job's initializers are unique.
+    A source takes the place of all at its path and below. A folder around it loses only what `is_foreign` there: put
+    there by something else than `task`, by that folder, say. Scripts add to what others wrote. What a script replaces
+    is its own result before it was edited.
     """
-    path, other = PurePosixPath(task.path), PurePosixPath(str(known.get("path")))
     if task.script is not None:
-        return other == path and known.get("name") == task.name
-    return other.is_relative_to(path) or (is_there and path.is_relative_to(other))
+        return is_earlier(task, known)
+    path, other = PurePosixPath(task.path), PurePosixPath(str(known.get("path")))
+    return other.is_relative_to(path) or (is_foreign and path.is_relative_to(other))
 
 
-def _put_in_place(part: Path, target: Path) -> None:
+def _put_in_place(task: Initializer, part: Path, target: Path) -> None:
     """What was there, without a marker of ours, makes way: it was asked for to be replaced."""
-    old = _aside(target)
-    _remove(old)
+    _discard(task, target)
     try:
         if os.path.lexists(target) and (target.is_dir() or part.is_dir()):
-            target.replace(old)
+            target.replace(_aside(target))
         part.replace(target)
     finally:
         _put_back(target)
     make_durable(target.parent)
-    _remove(old)
+    _discard(task, target)
+
+
+def _clear(task: Initializer, target: Path) -> None:
+    """What a try that was killed has left."""
+    _put_back(target)
+    _discard(task, target)
+    _remove(_hidden(task, target, "part"))
+
+
+def _hidden(task: Initializer, target: Path, what: str) -> Path:
+    """A name that only `task` uses: a try of it, under its lock."""
+    return target.with_name(f".{target.name}.{task.digest[:12]}.{what}")
 
 
 def _aside(target: Path) -> Path:
@@ -272,9 +300,18 @@ def _aside(target: Path) -> Path:
 
 
 def _put_back(target: Path) -> None:
-    """What was moved away for something that then did not take its place."""
+    """What was moved away for something that then did not take its place. It is whole: see `_discard`."""
     if os.path.lexists(_aside(target)) and not os.path.lexists(target):
         _aside(target).replace(target)
+
+
+def _discard(task: Initializer, target: Path) -> None:
+    """Remove what was moved away, under another name: a run that is killed meanwhile leaves a part of it."""
+    gone = _hidden(task, target, "gone")
+    _remove(gone)
+    with suppress(FileNotFoundError):
+        _aside(target).replace(gone)
+    _remove(gone)
 
 
 def _remove(path: Path) -> None:
