@@ -126,6 +126,25 @@ def test_steps_that_were_trained_since_the_request_are_not_set_aside(job: Path) 
     assert aside(job) == []
 
 
+def test_without_an_operator_a_restore_is_carried_out_too(tmp_path: Path) -> None:
+    """All attempts have the same uid and number there, and each a creation time of its own."""
+
+    def as_without(created: int, until: int) -> int | None:
+        run = Run(tmp_path, keep=1000, identity=Identity("digits", "local", created, 0, 0, 1))
+        found = run.snapshots.resume()
+        run.train(until)
+        run.snapshots.close()
+        return found.step if found else None
+
+    assert as_without(1, until=6) is None
+    restore.ask(tmp_path, 2)
+    assert as_without(2, until=4) == 2
+    assert (steps_in(tmp_path), aside(tmp_path)) == ([2, 4], ["06", "04"])
+    assert as_without(3, until=4) == 4
+    restore.ask(tmp_path, 6)
+    assert as_without(4, until=6) == 6
+
+
 def test_a_snapshot_that_is_gone_when_it_is_to_be_restored_moves_no_other_one(
     job: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -192,8 +192,14 @@ def _newer(directory: Path, step: int) -> Sequence[Path]:
 
 
 def _saved_since(directory: Path, request: Request) -> Path | None:
-    """A snapshot or checkpoint of an attempt that began after the request."""
-    since = {(found.uid, found.attempt) for found in history(directory) if found.name > request.after}
+    """A snapshot or checkpoint of an attempt that began after the request.
+
+    A manifest names its attempt by uid and number. Without an operator all attempts share those, so it does not say
+    whether that attempt began before or since: the request is not out of date then.
+    """
+    attempts = history(directory)
+    before = {(found.uid, found.attempt) for found in attempts if found.name <= request.after}
+    since = {(found.uid, found.attempt) for found in attempts if found.name > request.after} - before
     for series in get_args(Series):
         for step in steps_in(directory, series):
             path = directory / step_directory(step, series)
