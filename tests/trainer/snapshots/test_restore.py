@@ -114,6 +114,16 @@ def test_an_attempt_that_began_before_the_request_leaves_it_to_the_next_one(job:
     assert aside(job) == ["08", "06", "04", "09"]
 
 
+def test_an_attempt_with_the_token_of_the_one_before_says_that_it_restores_nothing(
+    job: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as where a person sets DDPJOB_CREATED and DDPJOB_ATTEMPT, to the same numbers each time."""
+    restore.ask(job, 2)
+    assert resumed(job, 0) == 6
+    assert "step 2 is not restored by this attempt, which began before that was asked for" in caplog.text
+    assert resumed(job, 1) == 2
+
+
 def test_steps_that_were_trained_since_the_request_are_not_set_aside(job: Path) -> None:
     """Such as by a job that was unsuspended at the same time, whose attempt has read the directory before."""
     restore.ask(job, 2)

@@ -99,7 +99,13 @@ def carry_out(directory: Path, fence: Fence, disk: Disk | None = None, *, begins
         return
     fence.check()
     if fence.own.name <= request.after:
-        return  # it has trained before, and may acquire the directory again: the steps that it saves are the newer ones
+        # it has trained before, and may acquire the directory again: the steps that it saves are the newer ones
+        log.warning(
+            "step %d is not restored by this attempt, which began before that was asked for: the next one does, with a "
+            "greater DDPJOB_ATTEMPT or DDPJOB_CREATED",
+            request.step,
+        )
+        return
     if (late := _saved_since(directory, request)) is not None:
         log.warning("step %d is not restored: %s was saved after that was asked for", request.step, late.name)
     elif not (found := _of_step(directory, request.step, request.aside)):
