@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,6 +126,22 @@ def test_what_an_rm_leaves_that_is_killed_is_removed_by_the_next_writer(
     volume.writer(1).newest_valid()
     assert list(aside.iterdir()) == []
     assert volume.names() == {"aside"}
+
+
+def test_an_rm_goes_on_although_a_killed_one_of_the_same_step_was_the_same_process(
+    models: Any, volume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container, where numbers of processes begin from 1."""
+    aside = volume.directory / "aside" / "000000000001-000000-uid"
+    shutil.copytree(volume.step(1), aside / volume.step(1).name)
+    with monkeypatch.context() as patched:
+        patched.setattr("ddp_trainer.snapshots.__main__.shutil", SimpleNamespace(rmtree=killed))
+        with pytest.raises(KeyboardInterrupt):
+            main(["rm", str(volume.directory), "--step", "1"])
+    assert main(["rm", str(volume.directory), "--step", "1"]) == 0
+    assert list(aside.iterdir()) == []
+    volume.writer(1).newest_valid()
+    assert volume.names() == {"aside", volume.step(2).name}
 
 
 def killed(path: Path) -> None:

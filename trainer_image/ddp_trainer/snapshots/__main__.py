@@ -176,8 +176,9 @@ def _remove(stores: Sequence[SnapshotStore], steps: Sequence[int]) -> int:
         raise SnapshotError(f"there is no snapshot of step {', '.join(map(str, missing))}; `ls` lists those there are")
     for path in (path for paths in found.values() for path in paths):
         # renamed first, to a name that the next writer clears away: half of it must not look like one that went bad.
-        # It looks for them in the job's directory, and not where snapshots are set aside.
-        gone = directory / f"{TEMPORARY}gone-{path.name}-{os.getpid()}"
+        # It looks for them in the job's directory, and not where snapshots are set aside. In a container, one that was
+        # killed had the same process number.
+        gone = directory / f"{TEMPORARY}gone-{path.name}-{os.getpid()}-{time.time_ns()}"
         path.rename(gone)
         with contextlib.suppress(FileNotFoundError):  # the writer may have come to it first
             if gone.is_symlink():
