@@ -19,7 +19,7 @@ from ddp_trainer.snapshots.checkpoints import Checkpoints
 from ddp_trainer.snapshots.trust import restore
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddp_trainer.snapshots.trust.listing import steps_in
+from ddp_trainer.snapshots.trust.listing import manifest_in, steps_in
 from ddp_trainer.snapshots.trust.rollback import ask
 from ddp_trainer.snapshots.values import Identity, Progress
 
@@ -241,6 +241,29 @@ def test_a_checkpoint_of_the_same_step_that_was_not_asked_for_stays_aside(job: P
     assert resumed(job, 3) == 6
     assert list(steps_in(job, "checkpoint")) == []
     assert aside(job) == ["08", "06", "04", "06"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2, 3, None])
+def test_what_a_lost_node_saves_of_the_same_step_is_set_aside_for_the_one_asked_for(
+    job: Path, renames: int | None
+) -> None:
+    """That one is verified, and its checkpoint is of the same steps."""
+    checkpoint(job, attempt=0, step=6)
+    restore.ask(job, 2)
+    lost = Run(job, attempt=1, keep=1000)
+    lost.snapshots.resume()
+    restore.ask(job, 6)
+    lost.train(6)
+    lost.snapshots.close()
+    if renames is not None:
+        with pytest.raises(OSError, match="dies here"):
+            restore.carry_out(job, Fence.acquire(job, created=1, attempt=2, uid="uid-1"), Dies(renames))
+    assert resumed(job, 3) == 6
+    for series in ("step", "checkpoint"):
+        assert manifest_in(job / f"{series}-000000000006").attempt == 0
+    assert steps_in(job) == [2, 4, 6]
+    assert sorted(aside(job)) == ["04", "06"]
+    assert restore.asked(job) is None
 
 
 class Dies(Stops):

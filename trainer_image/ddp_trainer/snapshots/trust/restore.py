@@ -5,7 +5,8 @@
 
 The request moves nothing: an attempt on a lost node may still be saving, and what it saves is newer. The next attempt,
 once it owns the directory, moves all that is newer than the step to `aside`, from where nothing removes it. A snapshot
-that is there can be restored in its turn: `aside` in the request is its folder's name then.
+that is there can be restored in its turn: `aside` in the request is its folder's name then. One of the same step that
+an attempt on a lost node saves meanwhile is moved to `aside` for it, as a newer one is.
 
 `after` is the newest fencing token at the time of the request. Once an attempt after it has saved, the request is out
 of date: steps that were trained since are not set aside. Nor is anything where the snapshot of the step is gone, as by
@@ -140,7 +141,8 @@ def aside_in(directory: Path) -> Sequence[Path]:
 
 
 def _restore(directory: Path, step: int, found: Sequence[Path], aside: Path, disk: Disk) -> None:
-    newer = _newer(directory, step)
+    back = [path for path in found if path.parent != directory]
+    newer = [*_newer(directory, step), *(directory / path.name for path in back if _is_there(directory / path.name))]
     for folder in (aside.parent, aside) if newer else ():
         with contextlib.suppress(FileExistsError):
             disk.make_directory(folder)
@@ -148,9 +150,8 @@ def _restore(directory: Path, step: int, found: Sequence[Path], aside: Path, dis
         disk.rename(path, aside / path.name)
     if newer:
         disk.fsync(aside)
-    for path in found:
-        if path.parent != directory:
-            disk.rename(path, directory / path.name)
+    for path in back:
+        disk.rename(path, directory / path.name)
     disk.fsync(directory)
     moved = f"; {len(newer)} newer ones are now in {aside}" if newer else ""
     log.warning("this attempt begins from the snapshot of step %d, as was asked for%s", step, moved)
@@ -159,15 +160,16 @@ def _restore(directory: Path, step: int, found: Sequence[Path], aside: Path, dis
 def _of_step(directory: Path, step: int, came_from: str = "") -> Sequence[Path]:
     """The snapshot and the checkpoint of this step; where there is neither, those that were set aside last.
 
-    A crash may have come between the two on their way back: the other one is still in the folder `came_from` then.
+    What is in the folder `came_from` was asked for, and comes before the same in the directory, which was saved since.
+    Where a crash came between the two on their way back, one is in the directory and the other still in the folder.
     """
     names = [step_directory(step, series) for series in get_args(Series)]
-    here = [name for name in names if _is_there(directory / name)]
     aside = [path for path in aside_in(directory) if path.name in names]
-    if not here:
-        return [path for path in aside if path.parent == aside[0].parent]
-    rest = [path for path in aside if path.parent.name == came_from and path.name not in here]
-    return [*(directory / name for name in here), *rest]
+    asked_for = {path.name: path for path in aside if path.parent.name == came_from}
+    here = {name: directory / name for name in names if _is_there(directory / name)}
+    if found := here | asked_for:
+        return list(found.values())
+    return [path for path in aside if path.parent == aside[0].parent]
 
 
 def _are_of(uid: str, found: Sequence[Path]) -> bool:
