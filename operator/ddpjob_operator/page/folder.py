@@ -133,17 +133,18 @@ class FolderLogs:
         Raises:
             NoTimes: as `now`.
         """
-        followed: dict[Path, tuple[Tail, int, int]] = {}
+        tails: dict[Path, Tail] = {}
+        followed: list[tuple[Path, int, int]] = []
         first = True
         while True:
             over = not files.is_running(self.shared, self.name)
-            before, followed = followed, {}
-            for path, node, ranks in await asyncio.to_thread(self._wanted_logs):
-                tail = before.pop(path)[0] if path in before else Tail(path)
-                followed[path] = tail, node, ranks
+            before, followed = followed, await asyncio.to_thread(self._wanted_logs)
+            wanted = {path for path, *_ in followed}
             # the next attempt may have begun since the last look: what ended the one before is said in its last lines
-            ended = [(*log, True) for log in before.values()]
-            for tail, node, ranks, ends in (*ended, *((*log, over) for log in followed.values())):
+            ended = [(*log, True) for log in before if log[0] not in wanted]
+            for path, node, ranks, ends in (*ended, *((*log, over) for log in followed)):
+                # that of a pod that is kept comes back, once the status says so
+                tail = tails.setdefault(path, Tail(path))
                 lines: Iterable[str] = tail.read(self.shared, self.most, over=ends)
                 if first:
                     lines = await asyncio.to_thread(last_of, lines, self.wanted)

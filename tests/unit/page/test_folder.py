@@ -312,6 +312,36 @@ async def test_the_last_lines_of_an_attempt_are_followed_also_if_the_next_begins
     assert found == ["one", "two", "Traceback", "without an end", "three"]
 
 
+async def test_the_log_of_a_kept_pod_is_followed_on_where_the_new_attempt_is_seen_before_its_places(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status has the number of the attempt before the pods have their places in it."""
+
+    def begins() -> None:
+        folder.status("digits", **RUNNING)
+        folder.log("digits-1-1", "of a new pod\n")
+
+    def is_placed() -> None:
+        folder.status("digits", **RUNNING, kept=IN_PLACE[:1])
+        folder.log("digits-0-0", "one\ntwo\nthree\n")
+
+    def ends() -> None:
+        folder.log("digits-0-0", "one\ntwo\nthree\nfour\n")
+        monkeypatch.setattr(files, "is_running", lambda *_: False)
+
+    looks = iter((begins, is_placed, ends))
+
+    async def look_again(_: float) -> None:
+        next(looks)()
+
+    folder.status("digits", **RUNNING | {"attempt": 0})
+    folder.holds("digits")
+    folder.log("digits-0-0", "one\ntwo\n")
+    monkeypatch.setattr("ddpjob_operator.page.folder.asyncio.sleep", look_again)
+    found = [line.text async for line in FolderSource.at(folder.root).follow("local", "digits", LogQuery())]
+    assert found == ["one", "two", "of a new pod", "three", "four"]
+
+
 @pytest.mark.parametrize("part", [1, 7, 64, 1 << 20])
 def test_a_log_has_the_same_lines_in_parts_of_any_size(
     folder: Folder, part: int, monkeypatch: pytest.MonkeyPatch
