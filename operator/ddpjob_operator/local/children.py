@@ -28,7 +28,7 @@ from ddpjob_operator.core.values.actions import (
     SyncPod,
 )
 from ddpjob_operator.core.values.job import Job, Manifest
-from ddpjob_operator.core.values.names import LABEL_ATTEMPT, pod_name
+from ddpjob_operator.core.values.names import LABEL_ATTEMPT
 from ddpjob_operator.core.values.observed import Observed, PodPhase, ServiceView
 from ddpjob_operator.local import clock
 from ddpjob_operator.local.environment import Endpoints, Machine, build_command, gpus_of_node
@@ -66,7 +66,7 @@ class Children:
 
     @property
     def kept(self) -> tuple[KeptPod, ...]:
-        """Every place that a pod was given after the one in its name, the newest last."""
+        """Every place that a pod had in the gang, the newest last."""
         return tuple(self._kept.values())
 
     @property
@@ -179,6 +179,8 @@ class Children:
             seat=self._free_seat(action.node_rank),
         )
         self._pods[action.name] = pod
+        if action.node_rank is not None:
+            self._note_place(pod.name, action.attempt, action.node_rank)
         manifest = _with_uid(action.manifest, uid)
         spec = self._job.spec
         gpus = gpus_of_node(self._machine.gpus, pod.seat, seats(spec), spec.ranks_per_node, spec.gpus_per_node)
@@ -207,8 +209,11 @@ class Children:
         pod = self._pods.get(action.name)
         if pod is not None and pod.uid == action.uid and not pod.ended:
             pod.assign(action.attempt, action.node_rank, action.nodes)
-            if pod.name != pod_name(self._job.name, action.attempt, action.node_rank):
-                self._kept[pod.name, action.attempt] = KeptPod(pod.name, action.attempt, action.node_rank)
+            self._note_place(pod.name, action.attempt, action.node_rank)
+
+    def _note_place(self, pod: str, attempt: int, node_rank: int) -> None:
+        self._kept.pop((pod, attempt), None)  # the newest is the last
+        self._kept[pod, attempt] = KeptPod(pod, attempt, node_rank)
 
     def _delete(self, action: DeletePod) -> None:
         pod = next((pod for pod in self.running if pod.name == action.name), None)

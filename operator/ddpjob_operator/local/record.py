@@ -23,7 +23,7 @@ from ddpjob_operator.core.values.trainer_report import LiveReport, TrainerReport
 VERSION = 1
 _SECONDS_BETWEEN_RANKS = 1.0
 _MOST_KEPT = 256
-"""Places of kept pods in the file: those of the newest attempts."""
+"""Places of pods in the file: the newest."""
 
 
 def status_file(shared: Path, job: str) -> Path:
@@ -36,7 +36,9 @@ def ranks_file(shared: Path, job: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class KeptPod:
-    """A place that a pod was given after the one in its name: the pod was kept in a restart, or was a spare."""
+    """A place that a pod of this run had: the one in its name, and each that it was given later, since it was kept in a
+    restart, or was a spare.
+    """
 
     pod: str
     attempt: int
@@ -52,7 +54,7 @@ class StatusFile:
         self._written: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
 
     def write(self, job: Job, kept: Sequence[KeptPod] = ()) -> None:
-        """The status, and which log is that of which place where the name of a pod does not say it."""
+        """The status, and which logs are those of this run, by place."""
         places = [
             {"pod": place.pod, "attempt": place.attempt, "nodeRank": place.node_rank} for place in kept[-_MOST_KEPT:]
         ]

@@ -140,7 +140,7 @@ class Runner:
         for action in decided.actions:
             if await self._children.carry_out(action):
                 self._changed.set()
-        self._record.write(self._job, self._children.kept)  # they may have given pods another place
+        self._record.write(self._job, self._children.kept)  # with the places that they have given pods
         return decided.requeue_after
 
     async def _poll(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import dropwhile
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +41,9 @@ _MOST_SNAPSHOTS = 100
 _MOST_STACKS = 8
 _MOST_RANKS = 1024
 _GREATEST = 1e300
+_SLACK_SECONDS = 3.0
+"""A file may seem to be older than a job that wrote it: clocks of file servers and nodes differ, some times are whole
+seconds."""
 _STACK_BYTES = 64 << 10
 _LOCK_BYTES = 1024
 _ATTEMPT_FILE = re.compile(r"(\d{12})-(\d{6})-(.+)")
@@ -61,6 +65,23 @@ def events_of(shared: Shared, job: str) -> list[dict[str, Any]]:
 
 def events_file(shared: Shared, job: str) -> Path:
     return shared.logs(job) / "events.jsonl"
+
+
+def events_since(events: Iterable[dict[str, Any]], since: datetime | None) -> list[dict[str, Any]]:
+    """Those of a job that was created then, not those of earlier ones of its name, which come before them. After the
+    first one the clock may be set back.
+    """
+
+    def is_earlier(event: dict[str, Any]) -> bool:
+        time = moment(event.get("time"))
+        return time is None or not is_since(time.timestamp(), since)
+
+    return list(events) if since is None else list(dropwhile(is_earlier, events))
+
+
+def is_since(seconds: float, created: datetime | None) -> bool:
+    """Whether a job that was created then may have done what has this time."""
+    return created is None or seconds >= created.timestamp() - _SLACK_SECONDS
 
 
 def outline_of_events(shared: Shared, job: str) -> list[dict[str, Any]]:
@@ -194,11 +215,11 @@ def _rank(given: dict[str, Any]) -> RankRow:
 
 def stacks_of(shared: Shared, job: str, since: datetime | None = None) -> list[tuple[str, str]]:
     """The files with stacks of ranks that were written since that time, by name: of many, the last."""
-    folder, begun = shared.logs(job), since.timestamp() if since else 0.0
+    folder = shared.logs(job)
     names = [
         name
         for name in shared.names(folder)
-        if _STACKS.fullmatch(name) and (status := shared.status(folder / name)) and status.st_mtime >= begun
+        if _STACKS.fullmatch(name) and (status := shared.status(folder / name)) and is_since(status.st_mtime, since)
     ][-_MOST_STACKS:]
     texts = ((name, shared.read(folder / name, _STACK_BYTES).decode(errors="replace")) for name in names)
     return [(name, text) for name, text in texts if text]

@@ -247,9 +247,9 @@ def event_rows(
 ) -> tuple[EventRow, ...]:
     """Failures, and what rank 0 has noted since the job was created: before that it was one of an earlier job."""
     rows = []
-    for event in events:
+    for event in files.events_since(events, since):
         kind, time = event.get("event"), files.moment(event.get("time"))
-        if time is None or not isinstance(kind, str) or (since is not None and time < since):
+        if time is None or not isinstance(kind, str):
             continue
         said = [_said(name, event[name]) for name in _SHOWN_EVENT_FIELDS if event.get(name) is not None]
         step = f"step {event['step']}" if isinstance(event.get("step"), int) else ""
@@ -302,22 +302,24 @@ def _logs_by_place(shared: Shared, job: JobRecord) -> list[PodLog]:
     named after its first place. The order is that of the places.
     """
     found = {(path, attempt): node for path, attempt, node in all_pod_logs(shared, job.name)}
-    for kept in job.kept:
-        found[shared.logs(job.name) / "pods" / f"{kept.pod}.log", kept.attempt] = kept.node_rank
+    named = [(shared.logs(job.name) / "pods" / f"{kept.pod}.log", kept) for kept in job.kept]
+    found |= {(path, kept.attempt): kept.node_rank for path, kept in named}
     # without a status its attempt is one that has noted an event, and not every attempt has
     most = job.status.attempt if job.uid else max((attempt for _, attempt in found), default=0)
     logs = [(path, attempt, node) for (path, attempt), node in found.items() if attempt <= most]
-    ours = {path for path in {path for path, *_ in logs} if _is_of_job(shared, job, path)}
+    by_name = {path for path, _ in named}
+    ours = {path for path in {path for path, *_ in logs} if _is_of_job(shared, job, path, named=path in by_name)}
     return sorted((log for log in logs if log[0] in ours), key=lambda log: log[1:])
 
 
-def _is_of_job(shared: Shared, job: JobRecord, path: Path) -> bool:
-    """Whether there is such a log, and it has been written to since the run began: a larger run of the name before has
-    left logs that this one does not go on with.
+def _is_of_job(shared: Shared, job: JobRecord, path: Path, *, named: bool) -> bool:
+    """Whether there is such a log, and the status names it. One that it does not name, as of an older version, is of
+    the job if it has been written to since the run began: a larger run of the name before has left logs that this one
+    does not go on with.
     """
     status = shared.status(path)
     begun = job.created.timestamp() if job.uid and job.created else 0.0
-    return status is not None and status.st_mtime >= begun
+    return status is not None and (named or status.st_mtime >= begun)
 
 
 def all_pod_logs(shared: Shared, name: str) -> list[PodLog]:

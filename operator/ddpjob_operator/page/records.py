@@ -76,7 +76,7 @@ def record_of(shared: Shared, name: str) -> JobRecord:
         events = files.outline_of_events(shared, name)
         created, ours = files.created_of(shared, name), events
         if created is not None:  # earlier jobs of the name have written to the same file
-            ours = [event for event in events if (files.moment(event.get("time")) or created) >= created]
+            ours = files.events_since(events, created)
         started = files.moment(ours[0].get("time")) if ours else None
         if len(ours) < len(events):  # the first event of this job may be one that was not read
             started = min(files.began_of(shared, name).values(), default=started)

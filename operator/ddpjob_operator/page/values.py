@@ -44,7 +44,7 @@ class JobRecord:
     links: tuple[Link, ...] = ()
     """That the job says of itself."""
     kept: tuple[KeptPod, ...] = ()
-    """Of `ddpjob run`: places whose logs have another name."""
+    """Of `ddpjob run`: which logs are those of this run, by place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,11 +183,7 @@ def _gone_pods(shared: Shared, job: JobRecord) -> list[PodRow]:
     for path, attempt, node in all_pod_logs(shared, job.name):
         status = shared.status(path)
         # a log that nobody has written to since the job was created is of an earlier one of the name
-        if (
-            status is None
-            or attempt > job.status.attempt
-            or (job.created and status.st_mtime < job.created.timestamp())
-        ):
+        if status is None or attempt > job.status.attempt or not files.is_since(status.st_mtime, job.created):
             continue
         state, tone = failed.get(path.stem, "Gone"), "bad" if path.stem in failed else "still"
         rows.append(PodRow(path.stem, attempt, node, state, tone, "", f"log of {size_in_words(status.st_size)}"))

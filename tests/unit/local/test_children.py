@@ -13,6 +13,7 @@ from ddpjob_operator.core.manifests.pods import build_service
 from ddpjob_operator.core.values.actions import (
     AssignPod,
     CreateChild,
+    CreatePod,
     CreatePVC,
     CreateService,
     DeleteJob,
@@ -103,15 +104,30 @@ def with_pod(children: Children, scratch: Path, **more: Any) -> LocalPod:
     return pod
 
 
-async def test_the_places_of_a_pod_that_its_name_does_not_say_are_remembered(tmp_path: Path) -> None:
-    """Its log goes on under this name."""
+async def test_every_place_of_a_pod_is_remembered(tmp_path: Path) -> None:
+    """Its log goes on under the name that it has from its first."""
     children = children_of(tmp_path)
     pod = with_pod(children, tmp_path)
     pod.endpoints.assignment_dir.mkdir(parents=True)
-    for attempt, node_rank in ((0, 1), (1, 1), (2, 0)):
+    for attempt, node_rank in ((0, 1), (1, 1), (2, 0), (1, 0)):
         await children.carry_out(AssignPod(pod.name, pod.uid, attempt, node_rank, 2))
     del children._pods[pod.name]
-    assert children.kept == (KeptPod("digits-0-1", 1, 1), KeptPod("digits-0-1", 2, 0))
+    assert children.kept == tuple(KeptPod("digits-0-1", *place) for place in ((0, 1), (2, 0), (1, 0)))
+
+
+async def test_a_pod_that_is_made_has_its_place_at_once_but_a_spare_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr("ddpjob_operator.local.children.build_command", lambda *_, **__: None)
+    monkeypatch.setattr(LocalPod, "start", start)
+    children = children_of(tmp_path)
+    manifest = {"metadata": {"labels": {}}, "spec": {"terminationGracePeriodSeconds": 1, "containers": []}}
+    for name, node_rank in (("digits-0-1", 1), ("digits-0-s0", None)):
+        await children.carry_out(CreatePod(name, 0, node_rank, manifest))
+    assert children.kept == (KeptPod("digits-0-1", 0, 1),)
 
 
 async def test_a_pod_that_ends_at_the_moment_at_which_it_is_deleted_stops_no_run(tmp_path: Path) -> None:

@@ -247,6 +247,25 @@ def test_a_pod_that_a_restart_has_kept_is_shown_once_as_what_it_is_now(folder: F
     assert found.commands[0].text == f"tail -f {folder.root}/logs/digits/pods/digits-0-0.log"
 
 
+def test_what_a_run_has_written_is_its_own_also_where_a_clock_is_behind(folder: Folder) -> None:
+    """That of the machine may be set back in the run, that of a file server differs a little."""
+    places = [{"pod": "digits-0-0", "attempt": 0, "nodeRank": 0}, {"pod": "digits-1-0", "attempt": 1, "nodeRank": 0}]
+    folder.status("digits", **RUNNING, kept=places)
+    for pod in ("digits-0-0", "digits-1-0", "digits-1-1"):
+        path = folder.log(pod, f"of {pod}\n")
+        os.utime(path, (START - 3600, START - 3600))
+    of_before = {"event": "finished", "time": START - 9}
+    begins, goes_on = {"event": "started", "time": START - 2}, {"event": "resumed", "time": START - 3600}
+    folder.events("digits", of_before, begins, goes_on)
+    folder.stacks("digits", "0", "of the run before\n", -9)
+    folder.stacks("digits", "1", "own\n", -2)
+    found = detail_of(Shared(folder.root), "digits", NOW)
+    assert [pod.name for pod in found.pods] == ["digits-1-0", "digits-0-0"]
+    assert texts(list(found.log)) == [(0, "of digits-1-0")]
+    assert [row.reason for row in found.events] == ["resumed", "started"]
+    assert found.stacks == (("stacks-attempt-1.txt", "own\n"),)
+
+
 @pytest.mark.parametrize("attempt", [None, 0, 1, 2])
 def test_logs_that_a_larger_or_longer_run_before_has_left_are_not_those_of_this_one(
     folder: Folder, attempt: int | None

@@ -133,13 +133,14 @@ async def test_pods_that_are_there_are_asked_and_not_the_volume(folder: Folder) 
 
 async def test_logs_of_an_earlier_job_of_the_name_are_not_taken_for_those_of_this_one(folder: Folder) -> None:
     printed(folder, "digits-1-0", "of a job before", uid="uid-0")
-    os.utime(printed(folder, "digits-0-0", "of a job before", uid="uid-0"), (START - 1, START - 1))
+    os.utime(printed(folder, "digits-0-0", "of a job before", uid="uid-0"), (START - 9, START - 9))
+    os.utime(printed(folder, "digits-0-1", "of this one", uid="uid-1"), (START - 2, START - 2))
     printed(folder, "digits-5-0", "of a job before", uid="uid-0")
     found = with_volume(NoPods(job()), folder)
     shown = await detail(NoPods(), found)
     assert shown.log == ()
-    assert [row.name for row in shown.pods] == ["digits-1-0"], "whose time is that of this job"
-    assert texts(await found.log("team", "digits", LogQuery(attempt=0))) == []
+    assert [row.name for row in shown.pods] == ["digits-1-0", "digits-0-1"], "whose time is that of this job"
+    assert [text for _, text in texts(await found.log("team", "digits", LogQuery(attempt=0)))] == ["of this one"]
 
 
 async def test_a_new_job_does_not_show_what_happened_to_an_earlier_one_of_the_name(folder: Folder) -> None:
