@@ -274,7 +274,7 @@ def _commands(shared: Shared, job: JobRecord, found: Iterable[PodLog]) -> tuple[
     logs = shlex.quote(str(shared.logs(job.name)))
     attempt = job.status.attempt
     named = shared.logs(job.name) / "pods" / f"{pod_name(job.name, attempt, 0)}.log"
-    first = shlex.quote(str(next((path for path, *place in found if place == [attempt, 0]), named)))
+    first = shlex.quote(str([named, *(path for path, *place in found if place == [attempt, 0])][-1]))
     commands = [
         Command("Follow the log of node rank 0", f"tail -f {first}"),
         Command("List the snapshots", f"ddpjob snapshots ls {name} --shared {folder}"),
@@ -299,11 +299,12 @@ def _next_of(lines: Iterator[str]) -> list[str]:
 
 def _logs_by_place(shared: Shared, job: JobRecord) -> list[PodLog]:
     """Each log of this very job, once for each place that its pod had: `ddpjob run` writes one for each pod, which is
-    named after its first place. The order is that of the places.
+    named after its first place. The order is that of the places; of a place, the newest log is the last.
     """
+    logs_folder = shared.logs(job.name) / "pods"
+    named = {(logs_folder / f"{kept.pod}.log", kept.attempt): kept.node_rank for kept in job.kept}
     found = {(path, attempt): node for path, attempt, node in all_pod_logs(shared, job.name)}
-    named = [(shared.logs(job.name) / "pods" / f"{kept.pod}.log", kept) for kept in job.kept]
-    found |= {(path, kept.attempt): kept.node_rank for path, kept in named}
+    found = {log: node for log, node in found.items() if log not in named} | named
     # without a status its attempt is one that has noted an event, and not every attempt has
     most = job.status.attempt if job.uid else max((attempt for _, attempt in found), default=0)
     logs = [(path, attempt, node) for (path, attempt), node in found.items() if attempt <= most]

@@ -247,6 +247,17 @@ def test_a_pod_that_a_restart_has_kept_is_shown_once_as_what_it_is_now(folder: F
     assert found.commands[0].text == f"tail -f {folder.root}/logs/digits/pods/digits-0-0.log"
 
 
+@pytest.mark.parametrize("newest", ["digits-1-0", "digits-1-s0"])
+def test_the_log_to_follow_is_that_of_the_pod_that_took_the_place_last(folder: Folder, newest: str) -> None:
+    """With live recovery the attempt goes on with another pod, which may have the name of the first again."""
+    places = [{"pod": pod, "attempt": 1, "nodeRank": 0} for pod in ("digits-1-0", "digits-1-s0") if pod != newest]
+    folder.status("digits", **RUNNING, kept=[*places, {"pod": newest, "attempt": 1, "nodeRank": 0}])
+    for pod in ("digits-1-0", "digits-1-s0"):
+        folder.log(pod, f"of {pod}\n")
+    found = detail_of(Shared(folder.root), "digits", NOW)
+    assert found.commands[0].text == f"tail -f {folder.root}/logs/digits/pods/{newest}.log"
+
+
 def test_what_a_run_has_written_is_its_own_also_where_a_clock_is_behind(folder: Folder) -> None:
     """That of the machine may be set back in the run, that of a file server differs a little."""
     places = [{"pod": "digits-0-0", "attempt": 0, "nodeRank": 0}, {"pod": "digits-1-0", "attempt": 1, "nodeRank": 0}]
