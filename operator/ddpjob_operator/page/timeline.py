@@ -126,12 +126,13 @@ def attempts_of(job: JobRecord, began: Mapping[int, datetime]) -> tuple[Attempt,
 def _start_of(
     attempt: int, found: list[Attempt], status: DDPJobStatus, began: Mapping[int, datetime]
 ) -> datetime | None:
-    """When an attempt began after those that were `found`; None if that is not known. The end of another one than the
-    attempt before says nothing: the status has the newest failures only, and none of an attempt that was suspended.
+    """When an attempt began after those that were `found`; None if that is not known. It is the end of the attempt
+    before, as `attemptStartTime` of one that goes on: its fencing token is written later. The end of another one says
+    nothing: the status has the newest failures only, and none of an attempt that was suspended.
     """
     if attempt == 0 and status.start_time is not None:
         return status.start_time
-    return began.get(attempt) or (found[-1].end if found and found[-1].number == attempt - 1 else None)
+    return found[-1].end if found and found[-1].number == attempt - 1 else began.get(attempt)
 
 
 def _is_survived(failure: FailureStatus, following: FailureStatus | None, status: DDPJobStatus) -> bool:

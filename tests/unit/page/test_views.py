@@ -113,6 +113,15 @@ def test_an_attempt_begins_with_the_one_before_it_and_no_earlier() -> None:
     assert minutes_of(record, began) == {3: (50, 40), 4: (40, 30), 6: (15, 10), 7: (5, 0)}
 
 
+def test_the_start_of_an_attempt_is_the_same_once_it_has_failed() -> None:
+    """Its fencing token is written later, by its first rank."""
+    times = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=20)}
+    began = {0: NOW - timedelta(minutes=28), 1: NOW - timedelta(minutes=16)}
+    runs = minutes_of(job(attempt=1, failures=[failure(0, 20)], **times), began)
+    failed = minutes_of(job(attempt=2, failures=[failure(0, 20), failure(1, 5)], **times), began)
+    assert (runs[1], failed[1]) == ((20, 0), (20, 5))
+
+
 def test_an_attempt_that_survived_losses_goes_on_and_has_them_as_marks() -> None:
     failures = [failure(0, 25), failure(0, 20), failure(1, 5)]
     times = {"startTime": ago(minutes=30), "attemptStartTime": ago(minutes=20)}
