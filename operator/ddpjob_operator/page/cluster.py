@@ -78,17 +78,24 @@ class _Seen:
 
     def add(self, points: Iterable[LossPoint], reached: int | None) -> None:
         """What is seen now, with the step that the job has last reported. A restart takes it back: by that it is known,
-        since a status has the number of the new attempt before it has a step of it.
+        since a status has the number of the new attempt before it has a step of it. One after which the job has come
+        further again before it is looked at is not known.
         """
+        gone: list[LossPoint] = []
         if reached is not None:
             if self._reached is not None and reached < self._reached:
-                self.lost += [self.points.pop(step) for step in sorted(self.points) if step > reached]
-                del self.lost[:-_MOST_POINTS]
+                gone = [self.points.pop(step) for step in sorted(self.points) if step > reached]
             self._reached = reached
         for point in points:
             self.points[point.step] = point
+        # the log of the new attempt may be ahead of its status, and have been seen before
+        self.lost += [point for point in gone if not self._has(point.step, point.attempt)]
+        del self.lost[:-_MOST_POINTS]
         while len(self.points) > _MOST_POINTS:
             del self.points[min(self.points)]
+
+    def _has(self, step: int, attempt: int) -> bool:
+        return step in self.points and self.points[step].attempt == attempt
 
 
 class ClusterSource:

@@ -169,31 +169,38 @@ async def test_losses_are_remembered_of_what_was_seen_and_of_the_log() -> None:
     assert [point.step for point in anew.course.kept] == [1]
 
 
+def at(step: int, attempt: int) -> dict[str, Any]:
+    found = item(version=step)
+    found["status"]["attempt"] = attempt
+    return found
+
+
+def printed(*steps: int) -> tuple[str, ...]:
+    return tuple(f"2030-01-01T11:00:00Z step {step} of 90, epoch 0, loss 1.0000" for step in steps)
+
+
+async def courses(*looks: tuple[dict[str, Any], tuple[str, ...]]) -> list[list[list[int]]]:
+    """The steps that are kept, and those that are lost, at each look at a job and its log."""
+    found = source(server := ApiServer())
+    shown = []
+    for job, log in looks:
+        server.items, server.log = [job], log
+        seen = await found._detail("team", "digits")
+        assert seen is not None
+        shown.append([[point.step for point in points] for points in (seen.course.kept, seen.course.lost)])
+    return shown
+
+
 @pytest.mark.parametrize("kept", [False, True], ids=["new pods", "in place"])
 async def test_steps_that_a_restart_has_taken_back_are_lost(kept: bool) -> None:
     """The status says of the new attempt what the one before had reached, until it reports a step itself."""
-
-    def at(step: int, attempt: int) -> dict[str, Any]:
-        found = item(version=step)
-        found["status"]["attempt"] = attempt
-        return found
-
-    def printed(*steps: int) -> tuple[str, ...]:
-        return tuple(f"2030-01-01T11:00:00Z step {step} of 90, epoch 0, loss 1.0000" for step in steps)
-
-    found = source(server := ApiServer())
-    shown = []
-    for job, log in (
+    shown = await courses(
         (at(42, 0), printed(20, 40)),
         (at(57, 0), printed(20, 40, 50)),
         (at(57, 1), printed(20, 40, 50)),
         (at(44, 1), printed(20, 40, 50, 43) if kept else printed(43)),
         (at(46, 1), printed(20, 40, 50, 43, 45) if kept else printed(43, 45)),
-    ):
-        server.items, server.log = [job], log
-        seen = await found._detail("team", "digits")
-        assert seen is not None
-        shown.append([[point.step for point in points] for points in (seen.course.kept, seen.course.lost)])
+    )
     assert shown == [
         [[20, 40, 42], []],
         [[20, 40, 42, 50, 57], []],
@@ -201,6 +208,12 @@ async def test_steps_that_a_restart_has_taken_back_are_lost(kept: bool) -> None:
         [[20, 40, 42, 43, 44], [50, 57]],
         [[20, 40, 42, 43, 44, 45, 46], [50, 57]],
     ]
+
+
+async def test_a_step_that_was_seen_before_the_status_went_back_to_it_is_not_lost() -> None:
+    """The log of the new attempt is ahead of its status, which has the step of the one before."""
+    shown = await courses((at(57, 0), printed(40, 50)), (at(57, 1), printed(43, 45)), (at(44, 1), printed(43, 45)))
+    assert shown[-1] == [[40, 43, 44, 45], [50, 57]]
 
 
 @pytest.mark.parametrize("query", [LogQuery(tail=5000), LogQuery(rank=0, tail=5000)])
