@@ -39,6 +39,8 @@ _OUTLINE_BYTES = 4 << 10
 _OUTLINE_LINES = 20
 _MOST_SNAPSHOTS = 100
 _MOST_STACKS = 8
+_MOST_STACK_FILES = 100
+"""Whose times are asked for: a job may write any number of files."""
 _MOST_RANKS = 1024
 _GREATEST = 1e300
 _SLACK_SECONDS = 3.0
@@ -216,12 +218,9 @@ def _rank(given: dict[str, Any]) -> RankRow:
 def stacks_of(shared: Shared, job: str, since: datetime | None = None) -> list[tuple[str, str]]:
     """The files with stacks of ranks that were written since that time, by name: of many, the last."""
     folder = shared.logs(job)
-    names = [
-        name
-        for name in shared.names(folder)
-        if _STACKS.fullmatch(name) and (status := shared.status(folder / name)) and is_since(status.st_mtime, since)
-    ][-_MOST_STACKS:]
-    texts = ((name, shared.read(folder / name, _STACK_BYTES).decode(errors="replace")) for name in names)
+    found = [name for name in shared.names(folder) if _STACKS.fullmatch(name)][-_MOST_STACK_FILES:]
+    ours = [name for name in found if (status := shared.status(folder / name)) and is_since(status.st_mtime, since)]
+    texts = ((name, shared.read(folder / name, _STACK_BYTES).decode(errors="replace")) for name in ours[-_MOST_STACKS:])
     return [(name, text) for name, text in texts if text]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,21 @@ def test_stacks_of_ranks_that_stalled_are_shown(folder: Folder) -> None:
         ("stacks-attempt-0.txt", "rank 1: in backward\n"),
         ("stacks-attempt-1-node-0.txt", "rank 0: in all_reduce\n"),
     )
+
+
+def test_of_any_number_of_stacks_a_bounded_number_is_looked_at(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        folder.stacks("digits", f"{number:03}", f"{number}\n")
+    asked: list[Path] = []
+
+    def status(self: Shared, path: Path) -> os.stat_result:
+        asked.append(path)
+        return path.stat()
+
+    monkeypatch.setattr(Shared, "status", status)
+    found = files.stacks_of(Shared(folder.root), "digits", NOW - timedelta(hours=1))
+    assert [text for _, text in found] == [f"{number}\n" for number in range(292, 300)]
+    assert len(asked) <= 100
 
 
 def test_attempts_are_dated_by_their_fencing_tokens(folder: Folder) -> None:
