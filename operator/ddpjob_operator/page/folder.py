@@ -220,7 +220,9 @@ def answer_of(job: JobRecord, now: datetime, reports: Reports) -> Answer:
     if job.phase == STOPPED:
         command = "starts it again; without a snapshot, a script goes on if it loads what it has saved itself"
         if status.snapshot is not None:
-            command = f"resumes it from the snapshot of step {status.snapshot.step}"
+            # the record does not say whether the run began anew, as the same command then would again
+            step = status.snapshot.step
+            command = f"resumes it from the snapshot of step {step}, with --resume in place of --fresh if it has that"
         todo = Section("What to do", (f"The same command as before {command}.",))
         return Answer(f"{job.name}: stopped before its end; no process of it runs here", (todo,))
     if job.phase == UNKNOWN or status.phase is None:

@@ -86,7 +86,8 @@ def test_a_run_whose_process_is_gone_has_stopped(folder: Folder) -> None:
     assert "starts it again; without a snapshot, a script goes on if it loads what it has saved itself" in answer.text()
     folder.status("digits", **RUNNING, snapshot={"step": 40, "time": NOW.isoformat()})
     answer = detail_of(Shared(folder.root), "digits", NOW).answer
-    assert "The same command as before resumes it from the snapshot of step 40." in answer.text()
+    resumes = "The same command as before resumes it from the snapshot of step 40, with --resume in place of --fresh if"
+    assert resumes in answer.text()
 
 
 def test_a_run_whose_number_another_process_has_by_now_has_stopped(folder: Folder) -> None:
