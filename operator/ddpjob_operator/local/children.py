@@ -36,7 +36,7 @@ from ddpjob_operator.local.initializer import LocalInitializer
 from ddpjob_operator.local.machine import own_variables, seats
 from ddpjob_operator.local.network import LOOPBACK, free_port
 from ddpjob_operator.local.processes import LocalPod, make_scratch
-from ddpjob_operator.local.record import KeptPod
+from ddpjob_operator.local.record import PodPlace
 from ddpjob_operator.local.volume import log_tail, pod_log
 
 
@@ -56,7 +56,7 @@ class Children:
         self._logs: dict[str, str] = {}
         self._ports: set[int] = set()
         self._rendezvous: dict[int, int] = {}
-        self._kept: dict[tuple[str, int], KeptPod] = {}
+        self._places: dict[tuple[str, int], PodPlace] = {}
         self.closed = False
         """Once set no pod is made any more, and one that is being made is asked to stop."""
 
@@ -65,9 +65,9 @@ class Children:
         return tuple(self._pods.values())
 
     @property
-    def kept(self) -> tuple[KeptPod, ...]:
+    def places(self) -> tuple[PodPlace, ...]:
         """Every place that a pod had in the gang, the newest last."""
-        return tuple(self._kept.values())
+        return tuple(self._places.values())
 
     @property
     def running(self) -> tuple[LocalPod | LocalInitializer, ...]:
@@ -212,8 +212,8 @@ class Children:
             self._note_place(pod.name, action.attempt, action.node_rank)
 
     def _note_place(self, pod: str, attempt: int, node_rank: int) -> None:
-        self._kept.pop((pod, attempt), None)  # the newest is the last
-        self._kept[pod, attempt] = KeptPod(pod, attempt, node_rank)
+        self._places.pop((pod, attempt), None)  # the newest is the last
+        self._places[pod, attempt] = PodPlace(pod, attempt, node_rank)
 
     def _delete(self, action: DeletePod) -> None:
         pod = next((pod for pod in self.running if pod.name == action.name), None)

@@ -22,7 +22,7 @@ from ddpjob_operator.core.values.trainer_report import LiveReport, TrainerReport
 
 VERSION = 1
 _SECONDS_BETWEEN_RANKS = 1.0
-_MOST_KEPT = 256
+_MOST_PLACES = 256
 """Places of pods in the file: the newest."""
 
 
@@ -35,7 +35,7 @@ def ranks_file(shared: Path, job: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptPod:
+class PodPlace:
     """A place that a pod of this run had: the one in its name, and each that it was given later, since it was kept in a
     restart, or was a spare.
     """
@@ -53,13 +53,14 @@ class StatusFile:
         self._created = datetime.now(UTC)
         self._written: tuple[dict[str, Any], list[dict[str, Any]]] | None = None
 
-    def write(self, job: Job, kept: Sequence[KeptPod] = ()) -> None:
+    def write(self, job: Job, places: Sequence[PodPlace] = ()) -> None:
         """The status, and which logs are those of this run, by place."""
-        places = [
-            {"pod": place.pod, "attempt": place.attempt, "nodeRank": place.node_rank} for place in kept[-_MOST_KEPT:]
+        noted = [
+            {"pod": place.pod, "attempt": place.attempt, "nodeRank": place.node_rank}
+            for place in places[-_MOST_PLACES:]
         ]
         status = job.status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"internal"})
-        if (status, places) == self._written:
+        if (status, noted) == self._written:
             return
         content = {
             "version": VERSION,
@@ -68,12 +69,12 @@ class StatusFile:
             "created": self._created.isoformat(),
             "nodes": job.spec.nodes,
             "procsPerNode": job.spec.ranks_per_node,
-            "kept": places,
+            "places": noted,
             "status": status,
         }
         with suppress(OSError):
             _replace(self._path, content)
-            self._written = status, places
+            self._written = status, noted
 
 
 class RanksFile:

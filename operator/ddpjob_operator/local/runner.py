@@ -134,13 +134,13 @@ class Runner:
         observed = self._children.observed(self._job.status.attempt)
         decided = plan(self._job, observed, clock.now(), Defaults())
         self._job = replace(self._job, status=decided.status)
-        self._record.write(self._job, self._children.kept)
+        self._record.write(self._job, self._children.places)
         for event in decided.events if not decided.status.is_final else ():
             self._display.event(event)  # how it all ended is for the caller to tell
         for action in decided.actions:
             if await self._children.carry_out(action):
                 self._changed.set()
-        self._record.write(self._job, self._children.kept)  # with the places that they have given pods
+        self._record.write(self._job, self._children.places)  # with the places that they have given pods
         return decided.requeue_after
 
     async def _poll(self) -> None:
@@ -235,7 +235,7 @@ class Runner:
             report = read_termination(pod.termination.message) if pod.termination else None
             status = with_final_report(self._job.status, report, clock.now())
             self._job = replace(self._job, status=status)
-        self._record.write(self._job, self._children.kept)
+        self._record.write(self._job, self._children.places)
 
     async def _end_all(self) -> None:
         """Whatever happened above: no process and no scratch is left."""

@@ -304,7 +304,7 @@ def _logs_by_place(shared: Shared, job: JobRecord) -> list[PodLog]:
     named after its first place. The order is that of the places; of a place, the newest log is the last.
     """
     logs_folder = shared.logs(job.name) / "pods"
-    named = {(logs_folder / f"{kept.pod}.log", kept.attempt): kept.node_rank for kept in job.kept}
+    named = {(logs_folder / f"{place.pod}.log", place.attempt): place.node_rank for place in job.places}
     found = {(path, attempt): node for path, attempt, node in all_pod_logs(shared, job.name)}
     found = {log: node for log, node in found.items() if log not in named} | named
     # without a status its attempt is one that has noted an event, and not every attempt has

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.local.record import KeptPod, status_file
+from ddpjob_operator.local.record import PodPlace, status_file
 from ddpjob_operator.page import files
 from ddpjob_operator.page.shared import Shared
 from ddpjob_operator.page.values import STOPPED, UNKNOWN, JobRecord
@@ -92,7 +92,7 @@ def record_of(shared: Shared, name: str) -> JobRecord:
         nodes=_positive(found.get("nodes")),
         ranks_per_node=_positive(found.get("procsPerNode")),
         about=(("Logs", str(shared.logs(name))), ("Snapshots", str(shared.checkpoints(name)))),
-        kept=tuple(_kept(found.get("kept"))),
+        places=tuple(_places(found.get("places"))),
     )
 
 
@@ -116,12 +116,12 @@ def _status_by_events(
     return parse_status(given), phase
 
 
-def _kept(given: object) -> Iterator[KeptPod]:
+def _places(given: object) -> Iterator[PodPlace]:
     for place in given if isinstance(given, list) else ():
         found = [place.get(key) for key in ("pod", "attempt", "nodeRank")] if isinstance(place, dict) else []
         match found:
             case [str(pod), int(attempt), int(node_rank)]:
-                yield KeptPod(pod, attempt, node_rank)
+                yield PodPlace(pod, attempt, node_rank)
 
 
 def _created(found: dict[str, Any]) -> datetime | None:

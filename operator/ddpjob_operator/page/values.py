@@ -12,7 +12,7 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core.ledger.ranks import NO_REPORTS, Reports
 from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Answer
-from ddpjob_operator.local.record import KeptPod
+from ddpjob_operator.local.record import PodPlace
 from ddpjob_operator.wire.links import Link
 
 STOPPED = "Stopped"
@@ -43,7 +43,7 @@ class JobRecord:
     """Further properties: title and text."""
     links: tuple[Link, ...] = ()
     """That the job says of itself."""
-    kept: tuple[KeptPod, ...] = ()
+    places: tuple[PodPlace, ...] = ()
     """Of `ddpjob run`: which logs are those of this run, by place."""
 
 

@@ -28,7 +28,7 @@ from ddpjob_operator.local.environment import Endpoints, Machine
 from ddpjob_operator.local.machine import seats
 from ddpjob_operator.local.network import LOOPBACK
 from ddpjob_operator.local.processes import LocalPod
-from ddpjob_operator.local.record import KeptPod
+from ddpjob_operator.local.record import PodPlace
 from ddpjob_operator.local.volume import pod_log
 from ddpjob_operator.wire.jobs import parse_job
 
@@ -112,7 +112,7 @@ async def test_every_place_of_a_pod_is_remembered(tmp_path: Path) -> None:
     for attempt, node_rank in ((0, 1), (1, 1), (2, 0), (1, 0)):
         await children.carry_out(AssignPod(pod.name, pod.uid, attempt, node_rank, 2))
     del children._pods[pod.name]
-    assert children.kept == tuple(KeptPod("digits-0-1", *place) for place in ((0, 1), (2, 0), (1, 0)))
+    assert children.places == tuple(PodPlace("digits-0-1", *place) for place in ((0, 1), (2, 0), (1, 0)))
 
 
 async def test_a_pod_that_is_made_has_its_place_at_once_but_a_spare_has_none(
@@ -127,7 +127,7 @@ async def test_a_pod_that_is_made_has_its_place_at_once_but_a_spare_has_none(
     manifest = {"metadata": {"labels": {}}, "spec": {"terminationGracePeriodSeconds": 1, "containers": []}}
     for name, node_rank in (("digits-0-1", 1), ("digits-0-s0", None)):
         await children.carry_out(CreatePod(name, 0, node_rank, manifest))
-    assert children.kept == (KeptPod("digits-0-1", 0, 1),)
+    assert children.places == (PodPlace("digits-0-1", 0, 1),)
 
 
 async def test_a_pod_that_ends_at_the_moment_at_which_it_is_deleted_stops_no_run(tmp_path: Path) -> None:

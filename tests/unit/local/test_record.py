@@ -13,7 +13,7 @@ from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.core.values.trainer_report import LiveReport, RankReport, Throttling, TrainerReport, read_live
-from ddpjob_operator.local.record import KeptPod, RanksFile, StatusFile, ranks_file, status_file
+from ddpjob_operator.local.record import PodPlace, RanksFile, StatusFile, ranks_file, status_file
 from ddpjob_operator.wire.jobs import parse_status
 
 JOB = Job("digits", "local", "uid", 1, datetime(2030, 1, 1, tzinfo=UTC), DDPJobSpec(nodes=2), DDPJobStatus())
@@ -39,13 +39,13 @@ def test_it_is_written_only_when_it_has_changed(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["status"]["phase"] == "Succeeded"
 
 
-def test_it_has_the_newest_places_of_pods_that_were_kept(tmp_path: Path) -> None:
+def test_it_has_the_newest_places_of_pods(tmp_path: Path) -> None:
     record, path = StatusFile(tmp_path, JOB), status_file(tmp_path, "digits")
     record.write(RUNNING)
-    assert json.loads(path.read_text())["kept"] == []
-    record.write(RUNNING, [KeptPod("digits-0-0", attempt, 0) for attempt in range(1, 400)])
-    kept = json.loads(path.read_text())["kept"]
-    assert (len(kept), kept[-1]) == (256, {"pod": "digits-0-0", "attempt": 399, "nodeRank": 0})
+    assert json.loads(path.read_text())["places"] == []
+    record.write(RUNNING, [PodPlace("digits-0-0", attempt, 0) for attempt in range(1, 400)])
+    places = json.loads(path.read_text())["places"]
+    assert (len(places), places[-1]) == (256, {"pod": "digits-0-0", "attempt": 399, "nodeRank": 0})
 
 
 def test_a_folder_that_cannot_be_written_to_does_not_stop_the_run(tmp_path: Path) -> None:

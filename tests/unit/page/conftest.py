@@ -23,9 +23,9 @@ class Folder:
 
     root: Path
 
-    def status(self, job: str, kept: object = (), **status: Any) -> None:
+    def status(self, job: str, places: object = (), **status: Any) -> None:
         content = {"version": 1, "job": job, "uid": "u", "created": TIME.format(0), "nodes": 2, "procsPerNode": 2}
-        self.write(status_file(self.root, job), json.dumps(content | {"kept": kept, "status": status}))
+        self.write(status_file(self.root, job), json.dumps(content | {"places": places, "status": status}))
 
     def holds(self, job: str, pid: int = os.getpid(), **more: Any) -> None:
         """As a run of this machine does."""

@@ -224,7 +224,7 @@ IN_PLACE = [
 
 
 def restarted_in_place(folder: Folder, attempt: int) -> None:
-    folder.status("digits", **RUNNING | {"attempt": attempt}, kept=IN_PLACE[: attempt + 1])
+    folder.status("digits", **RUNNING | {"attempt": attempt}, places=IN_PLACE[: attempt + 1])
     folder.holds("digits")
     for pod in ("digits-0-0", "digits-0-1", "digits-0-2", "digits-0-s0", "digits-1-1", "digits-2-0")[: attempt + 4]:
         folder.log(pod, f"of {pod}\n")
@@ -267,7 +267,7 @@ def test_a_pod_that_a_restart_has_kept_is_shown_once_as_what_it_is_now(folder: F
 def test_the_log_to_follow_is_that_of_the_pod_that_took_the_place_last(folder: Folder, newest: str) -> None:
     """With live recovery the attempt goes on with another pod, which may have the name of the first again."""
     places = [{"pod": pod, "attempt": 1, "nodeRank": 0} for pod in ("digits-1-0", "digits-1-s0") if pod != newest]
-    folder.status("digits", **RUNNING, kept=[*places, {"pod": newest, "attempt": 1, "nodeRank": 0}])
+    folder.status("digits", **RUNNING, places=[*places, {"pod": newest, "attempt": 1, "nodeRank": 0}])
     for pod in ("digits-1-0", "digits-1-s0"):
         folder.log(pod, f"of {pod}\n")
     found = detail_of(Shared(folder.root), "digits", NOW)
@@ -277,7 +277,7 @@ def test_the_log_to_follow_is_that_of_the_pod_that_took_the_place_last(folder: F
 def test_what_a_run_has_written_is_its_own_also_where_a_clock_is_behind(folder: Folder) -> None:
     """That of the machine may be set back in the run, that of a file server differs a little."""
     places = [{"pod": "digits-0-0", "attempt": 0, "nodeRank": 0}, {"pod": "digits-1-0", "attempt": 1, "nodeRank": 0}]
-    folder.status("digits", **RUNNING, kept=places)
+    folder.status("digits", **RUNNING, places=places)
     for pod in ("digits-0-0", "digits-1-0", "digits-1-1"):
         path = folder.log(pod, f"of {pod}\n")
         os.utime(path, (START - 3600, START - 3600))
@@ -312,12 +312,12 @@ def test_logs_that_a_larger_or_longer_run_before_has_left_are_not_those_of_this_
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "places",
     [7, {"pod": "x"}, [7, {"pod": 7, "attempt": 1, "nodeRank": 0}, {"pod": "digits-0-0", "attempt": 1}],
      [{"pod": f"{up}secret", "attempt": 1, "nodeRank": 1} for up in ("../" * 4, "/", "a\0", "none/")]],
 )  # fmt: skip
-def test_places_that_are_none_are_left_out(folder: Folder, kept: object) -> None:
-    folder.status("digits", **RUNNING, kept=kept)
+def test_places_that_are_none_are_left_out(folder: Folder, places: object) -> None:
+    folder.status("digits", **RUNNING, places=places)
     folder.log("digits-1-0", "own\n")
     folder.write(folder.root.parent / "secret.log", "secret\n")
     assert texts(log_of(Shared(folder.root), "digits", LogQuery())) == [(0, "own")]
@@ -368,7 +368,7 @@ async def test_the_log_of_a_kept_pod_is_followed_on_where_the_new_attempt_is_see
         folder.log("digits-1-1", "of a new pod\n")
 
     def is_placed() -> None:
-        folder.status("digits", **RUNNING, kept=IN_PLACE[:1])
+        folder.status("digits", **RUNNING, places=IN_PLACE[:1])
         folder.log("digits-0-0", "one\ntwo\nthree\n")
 
     def ends() -> None:
