@@ -18,7 +18,7 @@ def public(source: str) -> str:
 
     A password may have `/`, `?` or `@` that are not in percent codes. So where a user or a port comes first, all up to
     the last `@` is left out; and all that follows too if a `?` is before it, for then it may be of a signature. A user
-    name without a password, such as a token, cannot be told from a host if it has a `/` or `?` itself.
+    name without a password, such as a token, looks like a host if it has a `/` or `?` itself.
     """
     scheme, host, rest = _parts(source)
     before, at, after = rest.rpartition("@")
