@@ -342,6 +342,22 @@ def test_a_stop_saves_although_only_the_best_is_to_be_saved() -> None:
     assert (control.should_save, control.should_evaluate, control.should_training_stop) == (True, False, True)
 
 
+@pytest.mark.parametrize(("epoch", "evaluates"), [(0.5, False), (1.0, True)], ids=["in an epoch", "at its end"])
+def test_a_stop_in_an_epoch_does_not_wait_for_the_evaluation_of_its_end(epoch: float, evaluates: bool) -> None:
+    """The Trainer calls on_epoch_end where it leaves an epoch early, and then evaluates with eval_strategy="epoch"."""
+    from transformers import TrainerControl
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(should_save=lambda: False, should_stop=lambda: True, step_end=lambda **_: None)
+    arguments, control = SimpleNamespace(save_strategy="steps"), TrainerControl()
+    callback.on_step_end(arguments, SimpleNamespace(epoch=epoch), control)
+    control.should_evaluate = True  # by the Trainer's own callback, which comes first
+    callback.on_epoch_end(arguments, SimpleNamespace(global_step=7), control)
+    assert (control.should_evaluate, control.should_training_stop) == (evaluates, True)
+
+
 def test_what_an_evaluation_has_the_trainer_forget_to_save_is_saved_after_the_next_step() -> None:
     """With save_strategy="best", should_save is the result of an evaluation after the same step."""
     from transformers import TrainerControl

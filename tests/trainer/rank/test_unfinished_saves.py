@@ -376,6 +376,18 @@ def test_a_save_where_the_working_directory_is_gone(tmp_path: Path) -> None:
     begun(of_attempt(tmp_path, 0), tmp_path / "checkpoint-10")
 
 
+def test_a_folder_with_other_files_is_left_where_the_working_directory_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "table.csv").touch()
+    Path("gone").mkdir()
+    os.chdir("gone")
+    (tmp_path / "work" / "gone").rmdir()
+    begun(of_attempt(tmp_path, 0), folder)
+    of_attempt(tmp_path, 1).remove()
+    assert (folder / "table.csv").exists()
+
+
 def test_notes_that_cannot_be_written_or_read_do_not_stop_a_rank(tmp_path: Path) -> None:
     notes = tmp_path / "unfinished"
     notes.touch()

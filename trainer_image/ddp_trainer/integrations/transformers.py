@@ -100,6 +100,10 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         # A step that is saved is not due any more, and the next one makes up for nothing.
         self._is_due = (self._is_due or self.run.should_save()) and state.global_step != self._saved
         control.should_save = (control.should_save and state.global_step != self._saved) or self._is_due
+        if self._is_in_epoch and self.run.should_stop():
+            # The Trainer comes here when it leaves an epoch, too, and eval_strategy="epoch" would evaluate for as long
+            # as a pod may have to leave. At the end of one it has to: the next attempt begins after that.
+            control.should_evaluate = False
         self._save_at_a_stop(args, control)
 
     def _save_at_a_stop(self, args: Any, control: Any) -> None:

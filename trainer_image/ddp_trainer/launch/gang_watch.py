@@ -119,7 +119,7 @@ class GangWatch:
         """Take the stacks of this node's ranks before they are killed, those of stopped ones too; the stall with what
         they show. Of ranks that are gone already it keeps what was sent to the other nodes.
         """
-        living = _living(self._pod.run_dir)
+        living = _with_stacks(self._pod.run_dir)
         by_local = dump_stacks(self._pod.run_dir, {entry["localRank"]: entry["pid"] for entry in living})
         _, texts = self._stacks
         texts = texts | {entry["rank"]: text for entry in living if (text := by_local[entry["localRank"]])}
@@ -242,7 +242,7 @@ class GangWatch:
         taken_at, stacks = self._stacks
         if time.monotonic() - taken_at < self._pause / 2:
             return stacks
-        living = _living(self._pod.run_dir)
+        living = _with_stacks(self._pod.run_dir)
         with self._activity.disregarded():
             by_local = dump_stacks(
                 self._pod.run_dir, {entry["localRank"]: entry["pid"] for entry in living}, go_on=False
@@ -314,6 +314,13 @@ def _frames(frames: Mapping[int, str | None], named: int) -> str:
 
 def _living(directory: Path) -> list[dict[str, int]]:
     return [entry for entry in run_dir.registrations(directory) if processes.alive(entry["pid"])]
+
+
+def _with_stacks(directory: Path) -> list[dict[str, int]]:
+    """The living ranks that write their stacks when asked. One that has replaced its program would die of the signal:
+    exec(2) takes its handler away.
+    """
+    return [entry for entry in _living(directory) if not entry.get("replaced")]
 
 
 def _ended(directory: Path) -> dict[int, int]:

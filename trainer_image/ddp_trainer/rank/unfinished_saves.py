@@ -328,8 +328,9 @@ def _is_written(file: Path) -> bool:
 def _is_new(folder: Path) -> bool:
     """Whether all that is in it after the save is the save's."""
     try:
-        if Path.cwd().is_relative_to(folder.resolve()):
-            return False
+        with contextlib.suppress(FileNotFoundError):  # a working directory that is gone is not below the folder
+            if Path.cwd().is_relative_to(folder.resolve()):
+                return False
         return all(_OF_THE_SAVE.fullmatch(path.name) for path in folder.iterdir())
     except FileNotFoundError:
         return True
