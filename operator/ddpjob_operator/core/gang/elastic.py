@@ -12,7 +12,7 @@ from datetime import datetime
 
 from ddpjob_operator.api.policies import Elastic
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.failure.detect import is_stopping
+from ddpjob_operator.core.failure.detect import has_succeeded, is_stopping
 from ddpjob_operator.core.gang.members import (
     RESTART_GRACE_SECONDS,
     STAYS_SPARE,
@@ -47,7 +47,7 @@ class Resize:
 def wanted_resize(look: Look) -> Resize | None:
     """The size that the gang should have instead, if it should have another."""
     spec, status, total = look.job.spec, look.status, look.gang_size
-    if spec.elastic is None or _is_backing_off(look):
+    if spec.elastic is None or _is_backing_off(look) or _is_finishing(look):
         return None
     if status.phase in (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING) and spec.nodes < total:
         return Resize(spec.nodes, SCALED_DOWN, f"spec.nodes was changed from {total} to {spec.nodes}")
@@ -147,6 +147,15 @@ def _holds_node(pod: PodView) -> bool:
 
 def _patience(elastic: Elastic) -> float:
     return max(elastic.wait_seconds, LEAST_WAIT_SECONDS)
+
+
+def _is_finishing(look: Look) -> bool:
+    """Whether a node of the gang that runs is done. Another attempt would cut off what the others still do, such as an
+    upload, and train again; the node that was given back is no reason to grow.
+    """
+    if look.status.phase is not Phase.RUNNING:
+        return False
+    return bool(done_and_gone(look)) or any(has_succeeded(pod) for pod in members(look))
 
 
 def _is_backing_off(look: Look) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen, succeeded
 from looks import at, condition
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase, SnapshotStatus
@@ -151,6 +151,20 @@ def test_a_running_gang_grows_where_a_snapshot_has_just_been_saved(
     status = started(Phase.RUNNING, total=1, snapshot=None if saved is None else snapshot(saved))
     change = wanted_resize(at(job(status), seen(make_pod(0), *pods), seconds))
     assert (change and (change.size, change.reason)) == (size and (size, SCALED_UP))
+
+
+@pytest.mark.parametrize(
+    ("pods", "gone"),
+    [
+        pytest.param([make_pod(0), succeeded(1)], (), id="its pod is there"),
+        pytest.param([make_pod(0)], (1,), id="its pod is gone"),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_gang_of_which_a_node_is_done_keeps_its_size(pods: list[PodView], gone: tuple[int, ...], nodes: int) -> None:
+    """The spare got the node that the pod gave back, while the other one still uploads what was trained."""
+    status = started(Phase.RUNNING, total=2, snapshot=snapshot(10), succeeded_nodes=gone)
+    assert wanted_resize(at(job(status, nodes), seen(*pods, waiting()), 99)) is None
 
 
 def test_the_plan_looks_again_when_a_wait_is_over() -> None:
