@@ -22,7 +22,7 @@ from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, CreateChild, DeleteJob, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.observed import PodView
+from ddpjob_operator.core.values.observed import PodPhase, PodView
 
 NOTIFICATION_SECONDS = 600.0
 """For which a job that has ended stays until the notification of its end has an outcome."""
@@ -30,8 +30,10 @@ NOTIFICATION_SECONDS = 600.0
 
 def has_finished(look: Look) -> bool:
     """Whether the gang has done what `successPolicy` asks of it."""
-    done = {pod.node_rank for pod in members(look) if has_succeeded(pod)} | done_and_gone(look)
-    return 0 in done if look.job.spec.success_policy == "FirstNode" else len(done) == look.gang_size
+    done = _done(look)
+    if look.job.spec.success_policy == "FirstNode" and 0 in done:
+        return True
+    return bool(done) and len(done | _empty_places(look)) == look.gang_size
 
 
 def plan_succeeded(look: Look) -> Plan:
@@ -40,7 +42,10 @@ def plan_succeeded(look: Look) -> Plan:
     report = last_report(pods)
     look = with_loss_status(look.with_status(with_final_report(look.status, report, look.now)), report)
     only_first = look.job.spec.success_policy == "FirstNode"
+    done = _done(look)
     nodes = "node rank 0" if only_first or look.gang_size == 1 else f"all {look.gang_size} nodes"
+    if not (0 in done if only_first else len(done) == look.gang_size):
+        nodes = f"the {len(done)} of {look.gang_size} nodes that were left"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
     if (loss := cond.find(look.status.conditions, cond.LOSS_NOT_FINITE)) is not None and loss.status == "True":
         message += f"; {loss.message}"
@@ -121,6 +126,19 @@ def seconds_to_live(look: Look) -> float | None:
     # the record that a notification is pending would go with the job
     least = NOTIFICATION_SECONDS if is_pending(look.status) else 0.0
     return look.seconds_until(ended + timedelta(seconds=max(ttl, least)))
+
+
+def _done(look: Look) -> frozenset[int | None]:
+    """Node ranks of the gang whose work is done."""
+    return frozenset(pod.node_rank for pod in members(look) if has_succeeded(pod)) | done_and_gone(look)
+
+
+def _empty_places(look: Look) -> frozenset[int | None]:
+    """Node ranks that were lost while the others trained on, and whose replacement has not begun: it may wait for its
+    name or for admission for ever, and has nothing left to do once the others are done.
+    """
+    begun = {pod.node_rank for pod in members(look) if pod.phase is not PodPhase.PENDING}
+    return frozenset(look.status.internal.lost_pods.values()) - begun
 
 
 def _initializer(look: Look) -> tuple[DeletePod, ...]:

@@ -171,6 +171,37 @@ def test_the_job_succeeds_although_a_pod_was_replaced() -> None:
     assert look(first.status, ended).status.phase is Phase.SUCCEEDED
 
 
+LOST = replace(make_pod(1), not_ready_since=later(-60))
+"""A pod on a lost node, whose name is not free."""
+
+
+@pytest.mark.parametrize("policy", ["AllNodes", "FirstNode"])
+@pytest.mark.parametrize("place", [[LOST], [], [new(1, "Pending")]], ids=["its name is taken", "empty", "waits"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_job_succeeds_once_all_that_are_left_are_done(policy: str, place: list[PodView], lost: int) -> None:
+    status = running(lost_pods={f"pod-0-{lost}": lost})
+    there = [replace(pod, name=f"digits-0-{lost}", uid=pod.uid[:-1] + f"{lost}", node_rank=lost) for pod in place]
+    others = [succeeded(rank) for rank in range(3) if rank != lost]
+    decided = look(status, [*others, *there], successPolicy=policy)
+    assert decided.status.phase is Phase.SUCCEEDED
+    first = policy == "FirstNode" and lost != 0
+    who = "node rank 0" if first else "the 2 of 3 nodes that were left"
+    assert [event.message for event in decided.events] == [f"{who} finished; restarts: 0"]
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param([succeeded(0), make_pod(2)], id="another one trains on"),
+        pytest.param([succeeded(0), new(1), succeeded(2)], id="the replacement runs, and ends by itself"),
+        pytest.param([succeeded(0)], id="one that was not lost is not there"),
+        pytest.param([make_pod(0), make_pod(2)], id="none is done"),
+    ],
+)
+def test_a_lost_place_alone_is_no_success(pods: list[PodView]) -> None:
+    assert look(running(lost_pods={"missing-1": 1}), pods).status.phase is not Phase.SUCCEEDED
+
+
 def test_a_lost_pod_that_is_still_there_counts_once() -> None:
     pods = [make_pod(0), failed(1, 1, "WorkerKilled"), make_pod(2)]
     first = look(running(), pods)
