@@ -55,8 +55,7 @@ def is_incomplete(look: Look) -> bool:
 
 def lacks_pods(look: Look) -> bool:
     """Whether pods of the gang are still to be created."""
-    kept = sum(needs_assignment(pod, look.status) for pod in look.observed.pods)
-    return len(members(look)) + len(done_and_gone(look)) + kept < look.gang_size
+    return len(members(look)) + len(done_and_gone(look)) + len(to_assign(look)) < look.gang_size
 
 
 def missing(look: Look) -> list[tuple[str, int]]:
@@ -129,6 +128,11 @@ def needs_assignment(pod: PodView, status: DDPJobStatus) -> bool:
     return node_rank != STAYS_SPARE and (is_kept(pod, status) or _is_promoted(pod, node_rank, status))
 
 
+def to_assign(look: Look) -> tuple[PodView, ...]:
+    """The kept pods that are part of the gang by the status alone: each of them has a node."""
+    return tuple(pod for pod in look.observed.pods if needs_assignment(pod, look.status))
+
+
 def _is_promoted(pod: PodView, node_rank: int, status: DDPJobStatus) -> bool:
     """Whether a spare of the current attempt has been given the place of a lost pod."""
     spare = pod.node_rank is None and pod.attempt == status.attempt and pod.uid not in status.internal.lost_pods
@@ -175,8 +179,7 @@ def awaits_data(look: Look) -> bool:
 
 def current_group(look: Look) -> str:
     """The group that the current attempt is admitted in."""
-    kept = (pod for pod in look.observed.pods if needs_assignment(pod, look.status))
-    return group_of(look, (*members(look), *kept))
+    return group_of(look, (*members(look), *to_assign(look)))
 
 
 def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
@@ -189,7 +192,7 @@ def fill_gang(look: Look, admitted: Admitted) -> tuple[Action, ...]:
     if service.attempt != attempt:
         actions.append(PointService(service_name(look.job.name), attempt, rendezvous_selector(look.job, attempt)))
     present = {pod.node_rank for pod in members(look)} | done_and_gone(look)
-    kept = {status.internal.kept_pods[pod.name]: pod for pod in look.observed.pods if needs_assignment(pod, status)}
+    kept = {status.internal.kept_pods[pod.name]: pod for pod in to_assign(look)}
     group = current_group(look)
     left = room(look, group)
     for node_rank in range(size):

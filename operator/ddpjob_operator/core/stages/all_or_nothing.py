@@ -37,6 +37,7 @@ from ddpjob_operator.core.gang.members import (
     members,
     still_holds,
     stop,
+    to_assign,
 )
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -140,7 +141,8 @@ def _begun(look: Look) -> frozenset[int | None]:
 
 def _placed(look: Look) -> int:
     """How many pods of the gang have a node, or had one."""
-    return sum(pod.placed and not pod.deleting for pod in members(look)) + len(done_and_gone(look))
+    placed = sum(pod.placed and not pod.deleting for pod in members(look))
+    return placed + len(to_assign(look)) + len(done_and_gone(look))
 
 
 def _why(look: Look) -> str:
@@ -197,7 +199,8 @@ def _not_in_time(look: Look) -> Problem | None:
     if limit is None or since is None or look.seconds_since(since) < limit:
         return None
     pods = members(look)
-    placed, size = sum(pod.placed for pod in pods) + len(done_and_gone(look)), look.gang_size
+    placed = sum(pod.placed for pod in pods) + len(to_assign(look)) + len(done_and_gone(look))
+    size = look.gang_size
     if placed in (0, size) or _is_enough(look, placed):
         return None
     waiting = next((pod for pod in pods if not pod.placed), None)

@@ -287,6 +287,19 @@ def test_in_place_a_lost_node_is_waited_for_and_then_done_without() -> None:
     assert done(again) == ["delete digits-1-1 in None", "digits-0-0 is 2/0 of 1", "point at 2"]
 
 
+@pytest.mark.parametrize(
+    ("silent", "size"), [pytest.param(None, None, id="all have nodes"), pytest.param(NOW, 2, id="a node is silent")]
+)
+def test_pods_that_have_yet_to_be_assigned_have_nodes(silent: datetime | None, size: int | None) -> None:
+    """The operator wrote which pods it keeps, and was away until the wait was over."""
+    kept = {f"digits-0-{rank}": rank for rank in range(3)}
+    status = started(Phase.RESTARTING, attempt=1, kept_pods=kept)
+    joined = [replace(make_pod(rank), attempt=1) for rank in (0, 1)]
+    look_late = at(job(status), seen(*joined, make_pod(2, not_ready_since=silent), attempt=1), 99)
+    change = wanted_resize(look_late)
+    assert (change and change.size) == size
+
+
 def test_a_failure_of_a_small_gang_does_not_wait_for_nodes_again() -> None:
     status = started(Phase.RUNNING, total=2, snapshot=snapshot(0))
     decided = look(status, seen(make_pod(0), failed(1, 137), waiting(ready=None)))

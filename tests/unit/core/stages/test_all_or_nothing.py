@@ -305,6 +305,26 @@ def test_a_gang_keeps_its_nodes_from_others_for_two_tries_at_most(late: PodView,
     assert deleted(decided) == [f"digits-1-{rank}" for rank in range(3) if rank not in kept]
 
 
+@pytest.mark.parametrize(
+    ("pods", "released"),
+    [
+        pytest.param((placed(2, attempt=1),), False, id="all have nodes"),
+        pytest.param((waiting(2, attempt=1),), True, id="one has none"),
+    ],
+)
+def test_kept_pods_that_have_yet_to_be_assigned_have_nodes(pods: tuple[PodView, ...], released: bool) -> None:
+    """The operator wrote which pods it keeps, and was away until the time was up."""
+    kept = {"digits-0-0": 0, "digits-0-1": 1}
+    status = in_phase(Phase.RESTARTING, nodes=3, attempt=1, attempt_start_time=later(-100), kept_pods=kept)
+    joined = replace(make_pod(0), attempt=1)
+    decided = decide(joined, make_pod(1), *pods, nodes=3, status=status, **LIMIT)
+    assert (decided is not None) is released
+    if decided is not None:
+        assert decided.events[0].message.endswith(
+            "after 60 s 2 of 3 pods had a node: pod digits-*-2: 0/3 nodes are available"
+        )
+
+
 def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:
     pods = (make_pod(0, attempt=1), make_pod(1, attempt=1))
     decided = stranded(*pods, waiting(2, attempt=1))
