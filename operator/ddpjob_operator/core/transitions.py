@@ -52,14 +52,15 @@ def adopt_attempt(look: Look) -> Look:
     """A status that was lost (restored from a backup, say) takes its attempt from the pods that are there.
 
     Only where no attempt is on record: what labels say is then all there is to know. The attempts that it does not know
-    of count as restarts: the budget is not refilled by a loss. Pods of a larger gang than the spec now asks for cannot
-    be completed to one of that size, so the attempt after theirs begins.
+    of count as restarts: the budget is not refilled by a loss. Pods of a gang of another size than the spec asks for,
+    such as an elastic one that trained with fewer nodes, cannot be completed to one of that size, so the attempt after
+    theirs begins.
     """
     status = look.status
     if status.phase is not None or status.attempt or status.internal.spec_digests is not None:
         return look
     newest = max(_attempts(look), default=0)
-    if newest >= 0 and _has_surplus(look, newest):
+    if newest >= 0 and _has_other_size(look, newest):
         newest += 1
     if newest <= 0:
         return look
@@ -73,10 +74,11 @@ def adopt_attempt(look: Look) -> Look:
     )
 
 
-def _has_surplus(look: Look, attempt: int) -> bool:
-    """Whether a pod of `attempt` has a node rank beyond the size of the spec."""
-    ranks = (pod.node_rank for pod in look.observed.pods if pod.attempt == attempt)
-    return any(rank is not None and rank >= look.job.spec.nodes for rank in ranks)
+def _has_other_size(look: Look, attempt: int) -> bool:
+    """Whether a pod of `attempt` has a node rank beyond the size of the spec, or is of a gang of another size."""
+    size = look.job.spec.nodes
+    pods = (pod for pod in look.observed.pods if pod.attempt == attempt)
+    return any(pod.node_rank is not None and (pod.node_rank >= size or pod.nodes not in (None, size)) for pod in pods)
 
 
 def begin(look: Look) -> Look:

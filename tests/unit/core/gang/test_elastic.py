@@ -308,6 +308,19 @@ def test_a_failure_of_a_small_gang_does_not_wait_for_nodes_again() -> None:
     assert "delete digits-0-s0 in 2" in done(decided), "it would take the node that the gang needs"
 
 
+@pytest.mark.parametrize(("nodes", "attempt"), [(2, 2), (3, 1)], ids=["a smaller gang", "a full one"])
+def test_the_ranks_of_a_smaller_gang_get_no_other_beside_them_where_the_status_was_lost(
+    nodes: int, attempt: int
+) -> None:
+    """They have met without it, and the spec is all that says how many there should be."""
+    pods = [replace(make_pod(rank, attempt=1), nodes=nodes) for rank in (0, 1)]
+    spare = replace(waiting(attempt=1), nodes=nodes)
+    first = look(DDPJobStatus(), seen(*pods, spare, attempt=1))
+    assert (first.status.attempt, first.status.restarts) == (attempt, attempt)
+    made = {action.name for action in first.actions if isinstance(action, CreatePod)}
+    assert made == ({"digits-1-2"} if attempt == 1 else {f"digits-2-{rank}" for rank in range(3)})
+
+
 def test_an_autoscaler_finds_the_pods_and_the_size() -> None:
     begun = plan(make_job(nodes=3, elastic=ELASTIC), seen(), NOW, DEFAULTS).status
     assert begun.selector == f"training.ddpjob.io/uid={make_job().uid}"
