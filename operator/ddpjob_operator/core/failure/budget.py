@@ -47,6 +47,11 @@ def refilled(status: DDPJobStatus) -> DDPJobStatus:
     return recorded(status, restarts_since_progress=0, disruptions_since_progress=0, restart_times=())
 
 
+def refilled_by_progress(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
+    """`status` before an attempt that follows no failure: what came before the last progress counts no more."""
+    return refilled(status) if made_progress(status, now) else status
+
+
 def used_up(policy: Restart, status: DDPJobStatus, now: datetime) -> int:
     """Restarts that count against `policy.max_restarts` now."""
     return status.restarts_since_progress if policy.window_seconds is None else len(_window(policy, status, now))

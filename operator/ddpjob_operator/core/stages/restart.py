@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
+from ddpjob_operator.core.failure.budget import refilled_by_progress
 from ddpjob_operator.core.failure.decide import GiveUp, RestartIn, decide, with_clause
 from ddpjob_operator.core.failure.detect import (
     CONSEQUENCES,
@@ -165,7 +166,8 @@ def _until_cause_shows(look: Look, cause: Failure) -> float | None:
 
 def resize(look: Look, change: Resize) -> Plan:
     """Begin an attempt of another size. Nothing failed, so it costs no budget."""
-    look = look.with_status(recorded(look.status, disruptions=look.status.disruptions + 1))
+    status = refilled_by_progress(look.status, look.now)
+    look = look.with_status(recorded(status, disruptions=status.disruptions + 1))
     message = f"{change.message}; attempt {look.status.attempt + 1} has {change.size}"
     event = Event("Normal", change.reason, message)
     return next_attempt(look, Cause(change.reason, change.message, size=change.size, event=event))
@@ -173,6 +175,7 @@ def resize(look: Look, change: Resize) -> Plan:
 
 def resume_attempt(look: Look) -> Plan:
     """Begin an attempt after a suspension, which costs no budget."""
+    look = look.with_status(refilled_by_progress(look.status, look.now))
     message = f"resumed after a suspension with attempt {look.status.attempt + 1}"
     return next_attempt(look, Cause("Resumed", "resumed after a suspension", event=Event("Normal", "Resumed", message)))
 
@@ -181,6 +184,7 @@ def restart_of_edited(look: Look, delay: float = 0.0) -> Plan | None:
     """Begin an attempt anew of which pods are missing, if these would not be like those that are there."""
     if not (is_incomplete(look) and made_otherwise(look.job, look.status, look.defaults)):
         return None
+    look = look.with_status(refilled_by_progress(look.status, look.now))
     message = "the spec or the operator's defaults changed while pods were missing"
     return next_attempt(look, Cause("SpecChanged", message, delay))
 

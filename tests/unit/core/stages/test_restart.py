@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
-from looks import at
+from looks import SNAPSHOT, at
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
 from ddpjob_operator.core.gang.elastic import Resize
 from ddpjob_operator.core.manifests.spec_changes import digests
 from ddpjob_operator.core.plan import plan
-from ddpjob_operator.core.stages.restart import Cause, next_attempt, resize, resume_attempt
+from ddpjob_operator.core.stages.restart import Cause, next_attempt, resize, restart_of_edited, resume_attempt
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Event, Plan
 from ddpjob_operator.core.values.look import Look
@@ -49,6 +50,29 @@ def test_a_suspension_that_ends_is_no_warning() -> None:
     decided = resume_attempt(a_look())
     assert decided.events == (Event("Normal", "Resumed", "resumed after a suspension with attempt 1"),)
     assert restarting(decided) == "attempt 0 ended: resumed after a suspension"
+
+
+@pytest.mark.parametrize(("step", "left"), [(99, 0), (100, 8)], ids=["progress since", "none since"])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(resume_attempt, id="a suspension ends"),
+        pytest.param(lambda look: resize(look, Resize(1, "ScaledDown", "node b is gone")), id="another size"),
+        pytest.param(restart_of_edited, id="another spec"),
+    ],
+)
+def test_progress_shortens_the_waits_of_an_attempt_that_follows_no_failure(
+    begin: Callable[[Look], Plan | None], step: int, left: int
+) -> None:
+    """The gang had to be tried eight times when it first began."""
+    failure = FailureStatus(attempt=0, time=NOW, reason="WorkerKilled", message="", step=step)
+    before = in_phase(
+        Phase.RUNNING, snapshot=SNAPSHOT, last_failure=failure, restarts_since_progress=8, disruptions_since_progress=8
+    )
+    decided = begin(at(make_job(before, args=["--lr", "1"]), seen(make_pod(0))))
+    assert decided is not None
+    after = decided.status
+    assert (after.attempt, after.restarts_since_progress, after.disruptions_since_progress) == (1, left, left)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,15 @@ from builders import (
 from looks import at, condition, look
 from world import World
 
-from ddpjob_operator.api.status import DDPJobStatus, Goodput, Internal, Phase, SnapshotStatus, UnresolvedSteps
+from ddpjob_operator.api.status import (
+    DDPJobStatus,
+    FailureStatus,
+    Goodput,
+    Internal,
+    Phase,
+    SnapshotStatus,
+    UnresolvedSteps,
+)
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.stages.finished import has_finished
 from ddpjob_operator.core.stages.suspend import is_suspending
@@ -335,7 +343,8 @@ def test_a_gang_that_finishes_while_it_is_asked_to_stop_has_succeeded() -> None:
 
 
 def test_a_resumed_job_begins_a_new_attempt_that_costs_no_budget() -> None:
-    status = suspended(restarts=2, restarts_since_progress=1, disruptions=3)
+    failure = FailureStatus(attempt=0, time=NOW, reason="WorkerKilled", message="", step=100)
+    status = suspended(restarts=2, restarts_since_progress=1, disruptions=3, last_failure=failure)
     decided = look(make_job(status), seen())
     after = decided.status
     assert (after.phase, after.attempt) == (Phase.RESTARTING, 1)
