@@ -6,6 +6,7 @@ import re
 
 from small_cluster import Cluster
 
+from ddpjob_operator.api.immutable import immutable_digests
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.ledger.goodput import seconds_of
 from ddpjob_operator.core.ledger.usage import HELD, usage_between
@@ -263,6 +264,9 @@ def check_sizes(cluster: Cluster) -> None:
             assert elastic is not None or status.internal.spec_digests != before.internal.spec_digests, (
                 "the gang is not elastic"
             )
+        made_from = (status.internal.spec_digests or {}).get("nodes")
+        if elastic is None and made_from == immutable_digests(cluster.job.spec)["nodes"]:
+            assert status.nodes.total == cluster.job.spec.nodes, "the record says otherwise"
 
 
 def check_force_is_asked_for(cluster: Cluster) -> None:

@@ -79,10 +79,10 @@ def plan_release(look: Look) -> Plan | None:
     # the next attempt would be made from the spec as it is now
     if isinstance(refused := admission(look), Refused):
         return plan_refused(look, refused)
-    job, size, delay = look.job, look.gang_size, _seconds_until_next_try(look, problem)
-    found = f"{len(members(look))} of {size} pods were released: {problem.message}"
+    job, delay = look.job, _seconds_until_next_try(look, problem)
+    found = f"{len(members(look))} of {look.gang_size} pods were released: {problem.message}"
     message = f"{found}; retrying in {delay:.0f} s"
-    following = NextAttempt(size, problem.reason, message, digests(job, look.defaults), delay)
+    following = NextAttempt(_next_size(look), problem.reason, message, digests(job, look.defaults), delay)
     status = released(forgiven(job.spec.restart, look.status, look.now))
     look = transitions.release_gang(look.with_status(status), following)
     return Plan(
@@ -102,7 +102,7 @@ def plan_incomplete(look: Look, cause: Failure) -> Plan | None:
         return plan_refused(look, refused)
     job, total, placed = look.job, look.gang_size, _placed(look)
     # one whose waitSeconds are longer than ranks wait would never shrink: they begin anew with each try
-    size = placed if _is_enough(look, placed) else total
+    size = placed if _is_enough(look, placed) else _next_size(look)
     hopeful = placed >= size or look.status.disruptions_since_progress < TRIES_IN_PLACE
     kept: dict[str, int] = kept_pods(look, size) if hopeful else {}
     problem = Problem(TIMEOUT, f"ranks gave up waiting for {total - len(_begun(look))} of {total} pods{_why(look)}")
@@ -137,6 +137,11 @@ def _waited_in_vain(look: Look, cause: Failure) -> bool:
 def _begun(look: Look) -> frozenset[int | None]:
     """Node ranks of the pods that run, or did."""
     return frozenset(pod.node_rank for pod in members(look) if pod.phase is not PodPhase.PENDING) | done_and_gone(look)
+
+
+def _next_size(look: Look) -> int:
+    """Of the gang that is tried again: that of the spec from which it is made, but for an elastic one."""
+    return look.gang_size if look.job.spec.elastic is not None else look.job.spec.nodes
 
 
 def _placed(look: Look) -> int:

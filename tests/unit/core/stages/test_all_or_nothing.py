@@ -152,6 +152,17 @@ def test_the_same_refusal_of_each_try_is_the_same_event(name: str) -> None:
     assert said == {f"1 of 4 pods were released: the API server rejected Pod {kept}: exceeded quota: few"}
 
 
+def test_a_gang_whose_spec_was_edited_is_tried_again_with_the_size_of_that() -> None:
+    """Servers without CEL take such an edit. Its digests with another size would hide it for good."""
+    status = in_phase(Phase.STARTING, nodes=4, attempt_start_time=later(-100))
+    decided = plan(make_job(status, nodes=2, **LIMIT), seen(placed(0), *map(waiting, (1, 2, 3))), NOW, DEFAULTS)
+    after = decided.status
+    assert (after.attempt, after.nodes.total) == (1, 2)
+    assert [event.message for event in decided.events] == [
+        "4 of 4 pods were released: after 60 s 1 of 4 pods had a node: pod digits-*-1: 0/3 nodes are available"
+    ]
+
+
 def test_a_late_gang_says_why_in_the_words_of_the_scheduler() -> None:
     decided = decide(placed(0), waiting(1), **LIMIT)
     assert decided is not None
@@ -236,6 +247,12 @@ def test_a_gang_that_never_was_complete_costs_no_restart(phase: Phase, late: tup
     why = ": pod digits-0-2: 0/3 nodes are available" if late else ""
     assert degraded.message.startswith(f"ranks gave up waiting for 1 of 3 pods{why}; retrying in ")
     assert [(event.type, event.reason) for event in decided.events] == [("Warning", "Restarting")]
+
+
+def test_a_gang_that_never_was_complete_is_tried_again_with_the_size_of_an_edited_spec() -> None:
+    status = in_phase(Phase.STARTING, nodes=3, **STARTED)
+    decided = plan(make_job(status, nodes=2), seen(gave_up(0), gave_up(1), waiting(2)), NOW, DEFAULTS)
+    assert (decided.status.attempt, decided.status.restarts, decided.status.nodes.total) == (1, 10, 2)
 
 
 @pytest.mark.parametrize(
