@@ -135,6 +135,9 @@ def _with_preferred_nodes(look: Look) -> Plan | None:
 
 
 def _waiting_for_node(look: Look) -> list[PodView]:
+    """Also those that Kueue holds back: for a topology it chooses nodes itself, by the affinity of the pods, and a node
+    that they keep away from may be what it lacks.
+    """
     return [pod for pod in members(look) if not (pod.scheduled or pod.node_name or pod.deleting)]
 
 

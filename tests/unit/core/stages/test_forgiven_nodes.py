@@ -41,6 +41,13 @@ EXCLUDED: dict[str, Any] = {
 WAITS = replace(make_pod(1, "Pending", scheduled=False), node_name=None, created=NOW)
 
 
+def test_a_pod_that_kueue_holds_back_may_wait_for_the_node_that_it_keeps_away_from() -> None:
+    """Kueue finds no topology for a group whose pods exclude one node of those that there are."""
+    held = replace(WAITS, reason="SchedulingGated")
+    assert look(held, seconds=DAY - 10).status.attempt == 0
+    assert look(held, seconds=DAY).status.attempt == 1
+
+
 @pytest.mark.parametrize("scope", ["Gang", "InPlace"])
 def test_a_pod_that_waits_is_made_anew_once_the_node_is_forgiven(scope: str) -> None:
     before = look(make_pod(0), WAITS, seconds=DAY - 10, scope=scope)
