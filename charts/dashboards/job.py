@@ -18,7 +18,11 @@ from queries import (
     stat,
 )
 
-CLAIM = f'{TEAM}, persistentvolumeclaim=~"($ddpjob)-shared"'
+OF_ITS_CLAIM = (
+    "and on (namespace, persistentvolumeclaim)"
+    f' label_replace(ddpjob_info{{{JOB}}}, "persistentvolumeclaim", "$1", "claim", "(.+)")'
+)
+"""By the name that the operator gives: that of a claim may be the user's, or have a digest of that of the job."""
 
 
 def mean(histogram: str) -> str:
@@ -132,10 +136,11 @@ ONE_JOB = Dashboard(
             lines("Memory", "Of each pod, and the limit above which it is killed (OOMKilled).",
                   Query(f"max by (pod) (ddpjob_pod_memory_bytes{{{JOB}}})", "{{pod}}"),
                   Query(f"max(ddpjob_pod_memory_limit_bytes{{{JOB}}})", "limit"), unit="bytes"),
-            lines("Free share of its volume", "Of the claim that the operator has made. It needs the kubelet's "
-                  "metrics. Below a tenth, see the alert DDPJobVolumeNearlyFull.",
-                  Query(f"min by (persistentvolumeclaim) (kubelet_volume_stats_available_bytes{{{CLAIM}}}"
-                        f" / kubelet_volume_stats_capacity_bytes{{{CLAIM}}})", "{{persistentvolumeclaim}}"),
+            lines("Free share of its volume", "Of the job's claim. It needs the kubelet's metrics. Below a tenth, see "
+                  "the alert DDPJobVolumeNearlyFull.",
+                  Query(f"min by (namespace, persistentvolumeclaim) (kubelet_volume_stats_available_bytes{{{TEAM}}}"
+                        f" / kubelet_volume_stats_capacity_bytes{{{TEAM}}}) {OF_ITS_CLAIM}",
+                        "{{persistentvolumeclaim}}"),
                   unit="percentunit", steps=((0, "red"), (0.1, "green"))),
         )),
         Row("Snapshots", (

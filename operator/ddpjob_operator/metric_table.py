@@ -169,8 +169,9 @@ JOBS = (
     MetricRow(
         "ddpjob_info",
         "info",
-        "Image of the trainer; start of the digest of the code, queue of the gang scheduler, owner (empty without).",
-        (*JOB_LABELS, "image", "code", "queue", "owner"),
+        "Image of the trainer, claim of the volume; start of the digest of the code, queue of the gang scheduler, "
+        "owner (empty without).",
+        (*JOB_LABELS, "image", "claim", "code", "queue", "owner"),
     ),
     MetricRow("ddpjob_status_phase", "gauge", "1 for the phase of the job.", (*JOB_LABELS, "phase")),
     MetricRow(

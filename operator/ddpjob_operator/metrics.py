@@ -147,6 +147,7 @@ class JobFigures:
     eta: datetime | None = None
     gpus: int = 0
     image: str = ""
+    claim: str = ""
     code: str = ""
     """Digest of the code, as far as people write it."""
     queue: str = ""
@@ -234,7 +235,7 @@ class JobTable:
         yield from self._of_values(rows, labels, open_metrics)
         yield _head("ddpjob_info", open_metrics)
         for row in rows:
-            info = {"code": row.code, "image": row.image, "owner": row.owner, "queue": row.queue}
+            info = {"claim": row.claim, "code": row.code, "image": row.image, "owner": row.owner, "queue": row.queue}
             yield f"ddpjob_info{{{_of(row, **info)}}} 1.0\n"
         yield _head("ddpjob_status_phase", open_metrics)
         for row in rows:

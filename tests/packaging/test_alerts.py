@@ -16,6 +16,8 @@ from tests.packaging.chart import of_kind, rendered
 from tests.support.alerts import GROUPS, RULES, shortened
 from tests.support.promql import unknown_metrics
 
+from ddpjob_operator.core.values.names import pvc_name
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "alerts.md"
 ALERTS = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}
@@ -36,7 +38,7 @@ OF_SPARE = 'namespace="team", pod="digits-0-s0"'
 VOLUME = 'namespace="team", persistentvolumeclaim="digits-shared"'
 DCGM = 'namespace="gpu-operator", pod="dcgm-x", exported_namespace="team", exported_pod="digits-0-0", gpu="0"'
 JOB: Series = {
-    f'ddpjob_info{{{OF_JOB}, image="trainer:1", queue=""}}': "1x300",
+    f'ddpjob_info{{{OF_JOB}, image="trainer:1", claim="digits-shared", queue=""}}': "1x300",
     f'ddpjob_status_phase{{{OF_JOB}, phase="Running"}}': "1x300",
     f"ddpjob_status_restarts_total{{{OF_JOB}}}": "0x300",
     f"ddpjob_status_step{{{OF_JOB}}}": "10+10x300",
@@ -57,12 +59,15 @@ JOB: Series = {
 }
 """A job that trains, with snapshots and a GPU."""
 
+DOTTED = "resnet50.v2"
+CUT_CLAIM = pvc_name(DOTTED)
+
 SPARE: Series = {
     f'ddpjob_trainer_info{{{OF_SPARE}, ddpjob="digits", attempt="0", node_rank="none", world_size="1"}}': "1x300",
 }
 
 UNTOUCHED: Series = {
-    f'ddpjob_info{{{OF_JOB}, image="trainer:1", queue=""}}': "1x300",
+    f'ddpjob_info{{{OF_JOB}, image="trainer:1", claim="digits-shared", queue=""}}': "1x300",
     f'ddpjob_status_phase{{{OF_JOB}, phase="Running"}}': "1x300",
     f"ddpjob_status_restarts_total{{{OF_JOB}}}": "0x300",
     f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"}}': "0x300",
@@ -99,6 +104,15 @@ def in_cluster(name: str, given: Series) -> Series:
     return {key.replace("{", f'{{cluster="{name}", ', 1): values for key, values in given.items()}
 
 
+def volume(claim: str, available: str) -> Series:
+    """What the kubelet shows of a volume of 100 bytes."""
+    labels = f'namespace="team", persistentvolumeclaim="{claim}"'
+    return {
+        f"kubelet_volume_stats_available_bytes{{{labels}}}": available,
+        f"kubelet_volume_stats_capacity_bytes{{{labels}}}": "100x300",
+    }
+
+
 SHARDS: Series = {'ddpjob_operator_shards{pod="operator-0"}': "1x300"}
 
 
@@ -133,9 +147,13 @@ FAULTS = (
          "DDPJobSnapshotsFailing"),
     Case("its volume has 5 % left", OPERATOR | JOB | series("kubelet_volume_stats_available", "50x30 5x200"),
          "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "digits-shared"}),
-    Case("a claim of the user's that a pod of it mounts has 5 % left", OPERATOR | JOB | {
-         'kubelet_volume_stats_available_bytes{namespace="team", persistentvolumeclaim="mine"}': "5x300",
-         'kubelet_volume_stats_capacity_bytes{namespace="team", persistentvolumeclaim="mine"}': "100x300",
+    Case("the volume of a job whose name is no DNS label has 5 % left", OPERATOR | JOB | volume(CUT_CLAIM, "5x300") | {
+         f'ddpjob_info{{namespace="team", ddpjob="{DOTTED}", claim="{CUT_CLAIM}"}}': "1x300"},
+         "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": CUT_CLAIM}),
+    Case("a claim of the user's that two jobs name has 5 % left", OPERATOR | JOB | volume("mine", "5x300") | {
+         f'ddpjob_info{{namespace="team", ddpjob="{name}", claim="mine"}}': "1x300" for name in ("one", "two")},
+         "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "mine"}),
+    Case("a claim of the user's that a pod of it mounts has 5 % left", OPERATOR | JOB | volume("mine", "5x300") | {
          f'kube_pod_spec_volumes_persistentvolumeclaims_info{{{OF_POD}, persistentvolumeclaim="mine"}}': "1x300"},
          "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "mine"}),
     Case("it waits for an hour, in two phases",
@@ -168,9 +186,8 @@ WELL = (
     Case("a healthy job", OPERATOR | JOB, minutes=200),
     Case("an untouched script", OPERATOR | UNTOUCHED, minutes=200),
     Case("two healthy jobs and another volume", OPERATOR | JOB | {
-         name.replace("digits", "other").replace('"team"', '"else"'): values for name, values in JOB.items()} | {
-         'kubelet_volume_stats_available_bytes{namespace="team", persistentvolumeclaim="db"}': "1x300",
-         'kubelet_volume_stats_capacity_bytes{namespace="team", persistentvolumeclaim="db"}': "100x300"}),
+         name.replace("digits", "other").replace('"team"', '"else"'): values for name, values in JOB.items()}
+         | volume("db", "1x300")),
     Case("a long validation", OPERATOR | JOB | STUCK),
     Case("the last step is done, and it uploads", OPERATOR | JOB | STUCK | series("ddpjob_rank", "0+60x300")
          | series("ddpjob_status_total_steps", "210x300")),

@@ -17,6 +17,8 @@ from tests.packaging.test_alerts import ALERTS
 from tests.support import kubernetes_schemas
 from tests.support.promql import unknown_metrics
 
+from ddpjob_operator.core.values.names import pvc_name
+
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in (ROOT / "charts/ddpjob-operator/files/dashboards").glob("*.json")}
 PAGES: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in FILES.items()}
@@ -186,6 +188,22 @@ def test_a_live_recovery_is_seen_though_another_pod_has_node_rank_0_since(promto
     labels = '{kind="lost"}'
     question = {"expr": f"{expr} > bool 0.1", "eval_time": "6m", "exp_samples": [{"labels": labels, "value": 1}]}
     check_answers(promtool, tmp_path, values, [question], "15s")
+
+
+@pytest.mark.parametrize("claim", [pvc_name("digits"), pvc_name("resnet50.v2"), "datasets"])
+def test_the_volume_of_a_job_is_that_of_its_claim(promtool: str, tmp_path: Path, claim: str) -> None:
+    """The name of a claim may be the user's, and has a digest where that of its job is no DNS label."""
+    (panel,) = (panel for panel in panels(PAGES["job"]) if panel["title"] == "Free share of its volume")
+    expr = panel["targets"][0]["expr"].replace("$cluster", "").replace("$namespace", "team").replace("$ddpjob", "it")
+    of_volume = 'kubelet_volume_stats_{}_bytes{{namespace="{}", persistentvolumeclaim="{}"}}'.format
+    volumes = ((claim, "team", 25), (claim, "other", 50), ("digits.v1-shared", "team", 75))
+    series = {of_volume("available", team, name): f"{free}x10" for name, team, free in volumes}
+    series |= {of_volume("capacity", team, name): "100x10" for name, team, _ in volumes}
+    of_job = 'ddpjob_info{{namespace="team", ddpjob="it", claim="{}", pod="{}"}}'.format
+    series |= {of_job(claim, f"operator-{replica}"): "1x10" for replica in range(2)}
+    labels = f'{{namespace="team", persistentvolumeclaim="{claim}"}}'
+    question = {"expr": expr, "eval_time": "5m", "exp_samples": [{"labels": labels, "value": 0.25}]}
+    check_answers(promtool, tmp_path, series, [question])
 
 
 @pytest.mark.parametrize(("cluster", "running"), [("east", 1), ("west", 2)])

@@ -22,8 +22,9 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KNOWN = JobFigures(
     "team", "digits", Phase.RUNNING, 1, 1, 2, 2, step=7, total_steps=10, loss=0.5, samples_per_second=9.5,
     snapshot_step=5, snapshot_time=NOON, created=NOON, started=NOON, completed=NOON, eta=NOON, gpus=16,
-    image="trainer:1", code="0123456789ab", queue="research", conditions={"Degraded": "Unschedulable"},
-    disruptions=3, goodput=0.8, recomputed_steps=2, seconds={"training": 8.0, "queued": 2.0},
+    image="trainer:1", claim="digits-shared", code="0123456789ab", queue="research",
+    conditions={"Degraded": "Unschedulable"}, disruptions=3, goodput=0.8, recomputed_steps=2,
+    seconds={"training": 8.0, "queued": 2.0},
 )  # fmt: skip
 
 

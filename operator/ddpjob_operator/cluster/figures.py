@@ -13,6 +13,7 @@ from ddpjob_operator.core.ledger.usage import until_deleted, usage_between, with
 from ddpjob_operator.core.ledger.waits import waits_between
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import SHOWN_DIGEST, Job
+from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.metric_table import DELETED
 from ddpjob_operator.metrics import JobFigures
 
@@ -43,6 +44,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         eta=estimated.eta if estimated else None,
         gpus=nodes * job.spec.accelerators_per_node if job else 0,
         image=(job.spec.image or default_image) if job else "",
+        claim=(job.spec.shared.claim_name or pvc_name(job.name)) if job else "",
         code=(job.code_digest or "")[:SHOWN_DIGEST] if job else "",
         queue=_queue(job.spec) if job else "",
         owner=job.owner if job else "",

@@ -16,6 +16,7 @@ from ddpjob_operator.core.ledger.goodput import ACTIVITIES
 from ddpjob_operator.core.ledger.notification import end_event
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values.job import Bounds, Defaults
+from ddpjob_operator.core.values.names import pvc_name
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.metrics import JobFigures
 from ddpjob_operator.wire.jobs import kept, parse_job
@@ -58,6 +59,20 @@ def test_code_is_named_by_the_start_of_its_digest() -> None:
 def test_image_and_queue_are_those_of_the_spec() -> None:
     found = of({"nodes": 1, "image": "mine:2", "scheduling": {"gang": "Kueue", "queue": "research"}}, {})
     assert (found.image, found.queue) == ("mine:2", "research")
+
+
+@pytest.mark.parametrize(
+    ("name", "shared", "claim"),
+    [
+        ("digits", {}, "digits-shared"),
+        ("digits", {"claimName": "datasets"}, "datasets"),
+        ("resnet50.v2", {"size": "1Ti"}, pvc_name("resnet50.v2")),
+        ("x" * 60, {}, pvc_name("x" * 60)),
+    ],
+)
+def test_the_claim_is_called_as_the_operator_calls_it(name: str, shared: dict[str, Any], claim: str) -> None:
+    job = parse_job({"metadata": METADATA | {"name": name}, "spec": {"nodes": 1, "shared": shared}})
+    assert figures(Key("team", name), job, job.status, "").claim == claim
 
 
 @pytest.mark.parametrize(
