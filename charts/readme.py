@@ -33,9 +33,16 @@ kubectl get ddpjobs --watch
 - The CustomResourceDefinition is part of the release and is upgraded with it. It stays when the release is
   uninstalled (`crds.keep`): deleting it would delete every job.
 - `watch.namespaces` limits the operator to a list of namespaces. It then has Roles there and no ClusterRole. Without
-  rights on the whole cluster you can install neither the CustomResourceDefinition nor admission policies: ask an
-  administrator to apply `manifests/crd`, and set `crds.enabled` and `admissionPolicies.enabled` to false. The operator
-  enforces the bounds of `tenancy` without policies too.
+  rights on the whole cluster you can install neither the CustomResourceDefinition nor admission policies. Nor can you
+  grant the operator its roles: they have rights, as on `ddpjobs/status`, that the ClusterRole `admin` does not give
+  you. Ask an administrator to apply `manifests/crd` and the roles, and set `crds.enabled`, `admissionPolicies.enabled`
+  and `rbac.create` to false. The operator enforces the bounds of `tenancy` without policies too. The roles for your
+  values (with `dashboard.enabled`, add `dashboard-role.yaml` and `dashboard-rolebinding.yaml`):
+  ```sh
+  helm template ddpjob-operator charts/ddpjob-operator --namespace ddpjob-system --values VALUES.yaml \\
+    --set rbac.create=true --show-only templates/role.yaml --show-only templates/rolebinding.yaml \\
+    --show-only templates/role-leader.yaml --show-only templates/rolebinding-leader.yaml | kubectl apply --filename -
+  ```
 - Two replicas: `--set replicaCount=2`. The second is a stand-by; a PodDisruptionBudget keeps one of them during drains,
   and they are spread over nodes where possible.
 - OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`; for the pods of jobs,

@@ -91,12 +91,32 @@ def test_releases_share_nothing_but_the_crd_where_their_names_differ_as_the_page
 
 
 def test_the_readme_names_all_that_an_installer_without_rights_on_the_cluster_leaves_out() -> None:
-    """An object without a namespace takes such a right, also where the operator has none itself."""
+    """An object without a namespace takes such a right, also where the operator has none itself. Of a role, Kubernetes
+    asks that who makes it has all its rights.
+    """
     readme = " ".join((CHART / "README.md").read_text().split())
     (advice,) = re.findall(r"Without rights on the whole cluster .*? set (.*?) to false", readme)
-    parts = re.findall(r"`(\w+)\.enabled`", advice)
-    values: Manifest = {"watch": {"namespaces": ["team-a"]}} | {part: {"enabled": False} for part in parts}
-    assert [m["kind"] for m in everything(values) if "namespace" not in m["metadata"]] == []
+    parts = re.findall(r"`(\w+)\.(enabled|create)`", advice)
+    values: Manifest = {"watch": {"namespaces": ["team-a"]}} | {part: {switch: False} for part, switch in parts}
+    found = everything(values)
+    assert [m["kind"] for m in found if "namespace" not in m["metadata"]] == []
+    assert [m["kind"] for m in found if m["kind"].endswith(("Role", "RoleBinding"))] == []
+
+
+def test_the_readme_names_the_templates_of_all_roles_that_an_administrator_applies_instead() -> None:
+    readme = (CHART / "README.md").read_text()
+    files = {f"templates/{name}" for name in re.findall(r"`(dashboard-role\w*\.yaml)`", readme)}
+    files |= set(re.findall(r"--show-only (templates/\S+\.yaml)", readme))
+    with helm.Chart.load(CHART) as chart:
+        values = {"watch": {"namespaces": ["team-a"]}, "dashboard": {"enabled": True}}
+        texts = chart.render(values, name="ddpjob-operator", namespace="ddpjob-system")
+    roles = {
+        file[file.index("templates/") :]
+        for file, text in texts.items()
+        for m in documents("" if file.endswith("NOTES.txt") else text)
+        if m["kind"].endswith(("Role", "RoleBinding")) and "annotations" not in m["metadata"]  # hooks have some
+    }
+    assert files == roles
 
 
 @pytest.mark.parametrize("overlay", INSTALLATIONS)
