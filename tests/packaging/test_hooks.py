@@ -57,6 +57,47 @@ def test_without_roles_of_the_chart_the_job_uses_those_of_the_operators_account(
     assert [one["metadata"]["name"] for one in of_kind("ServiceAccount", hooks)] == (["ddpjob"] if own else [])
 
 
+def test_pods_of_hooks_pass_where_the_operators_pod_does() -> None:
+    """A quota on limits of CPU refuses a pod without one, and pods of jobs would keep their finalizers."""
+    resources = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    values = {"resources": resources}
+    found = everything(values)
+    (job,), (tester,) = (of_kind(kind, found) for kind in ("Job", "Pod"))
+    for pod in (job["spec"]["template"]["spec"], tester["spec"]):
+        assert [each["resources"] for each in pod["containers"]] == [operator_of(values)["resources"]]
+
+
+def test_pods_of_hooks_reach_what_they_need_where_the_operator_is_isolated() -> None:
+    """Another policy of the namespace may let nothing out, and that of the operator is about its own pods alone."""
+    mesh = {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "istio-system"}}}]}
+    found = everything({"operatorNetworkPolicy": {"mode": "isolated", "extraEgress": [mesh]}})
+    policies = {m["metadata"]["name"]: m for m in of_kind("NetworkPolicy", found)}
+    assert policies.keys() == {f"ddpjob-operator{suffix}" for suffix in ("", "-release", "-test")}
+    (job,), (tester,), (deployment,) = (of_kind(kind, found) for kind in ("Job", "Pod", "Deployment"))
+    operator, release, test = (policies[f"ddpjob-operator{suffix}"] for suffix in ("", "-release", "-test"))
+    labels = (job["spec"]["template"]["metadata"]["labels"], tester["metadata"]["labels"])
+    for policy, of_pod in zip((release, test), labels, strict=True):
+        selected = policy["spec"]["podSelector"]["matchLabels"]
+        assert selected
+        assert of_pod.items() >= selected.items()
+        assert [other for other in (*labels, deployment["spec"]["template"]["metadata"]["labels"])
+                if other.items() >= selected.items()] == [of_pod]  # fmt: skip
+        assert policy["spec"]["policyTypes"] == ["Egress"]
+    api_server, dns, _jobs, extra = operator["spec"]["egress"]
+    assert release["spec"]["egress"] == [api_server, dns, extra]
+    assert release["metadata"]["annotations"] == {
+        "helm.sh/hook": "post-delete",
+        "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded",
+        "helm.sh/hook-weight": "-2",
+    }
+    ready = {"ports": [{"port": "probes", "protocol": "TCP"}], "to": [{"podSelector": operator["spec"]["podSelector"]}]}
+    assert test["spec"]["egress"] == [ready, api_server, dns, extra]
+
+
+def test_without_isolation_pods_of_hooks_have_no_policy() -> None:
+    assert len(of_kind("NetworkPolicy", everything({}))) == 1
+
+
 @pytest.mark.parametrize("common", [{}, {"sidecar.istio.io/inject": "true", "team": "ml"}])
 def test_no_proxy_of_a_service_mesh_outlives_the_program_after_uninstalling(common: dict[str, str]) -> None:
     (job,) = of_kind("Job", everything({"commonLabels": common}))

@@ -19,7 +19,10 @@ def references(values: Manifest) -> dict[str, Manifest]:
 
 def receivers(values: Manifest) -> list[Manifest]:
     """What an isolated operator reaches with these values, and not without."""
-    (policy,), (without,) = (of_kind("NetworkPolicy", rendered(each)) for each in (ISOLATED | values, ISOLATED))
+    policy, without = (
+        next(m for m in of_kind("NetworkPolicy", rendered(each)) if m["metadata"]["name"] == "ddpjob-operator")
+        for each in (ISOLATED | values, ISOLATED)
+    )
     kubernetes_schemas.validate(policy, VERSIONS[-1], strict=True)
     return [rule for rule in policy["spec"]["egress"] if rule not in without["spec"]["egress"]]
 

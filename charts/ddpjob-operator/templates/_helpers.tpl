@@ -66,6 +66,29 @@ helm.sh/hook: post-delete
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
 
+{{/* Rules of egress to the API server and to DNS, by the values of `operatorNetworkPolicy`. */}}
+{{- define "ddpjob.egressToCluster" -}}
+- ports:
+    {{- range .apiServer.ports }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+  {{- with .apiServer.cidrs }}
+  to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ . | quote }}}
+    {{- end }}
+  {{- end }}
+{{- with .dns }}
+# a policy goes by the ports of the servers' pods: 5353 on OpenShift
+- ports:
+    {{- range $port := list 53 5353 }}
+    - {port: {{ $port }}, protocol: UDP}
+    - {port: {{ $port }}, protocol: TCP}
+    {{- end }}
+  to: {{- toYaml . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
 {{- define "ddpjob.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "ddpjob.fullname" .) .Values.serviceAccount.name -}}
