@@ -128,6 +128,13 @@ def test_the_operator_has_no_right_on_secrets_exec_or_wildcards(overlay: str) ->
     assert not {grant for grant in granted if "*" in grant or "secrets" in grant or "exec" in grant or "bind" in grant}
 
 
+def test_who_changes_the_owners_of_submitted_code_may_delete_it() -> None:
+    """With OwnerReferencesPermissionEnforcement, as on OpenShift, the API server refuses it to others."""
+    roles = {m["metadata"]["name"]: m["rules"] for m in of_kind("ClusterRole", rendered({}))}
+    (rule,) = (rule for rule in roles["ddpjob-operator-submit"] if rule["resources"] == ["configmaps"])
+    assert rule["verbs"] == ["create", "get", "patch", "delete"]
+
+
 def test_authenticated_metrics_come_with_their_roles_and_with_a_token_for_the_operator_alone() -> None:
     monitors = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
     open_to_all = rendered(monitors)

@@ -35,6 +35,7 @@ USEFUL = (
     Right("delete", _DDPJOBS, "ddpjobs"),
     Right("list", _DDPJOBS, "ddpjobs"),
     Right("patch", _DDPJOBS, "ddpjobs"),
+    Right("delete", "", "configmaps"),  # who may not delete code may not change its owners on OpenShift
     Right("list", "", "pods"),
     Right("list", "", "events"),
     Right("get", "", "pods", "log"),
