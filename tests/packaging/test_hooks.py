@@ -48,7 +48,9 @@ def test_the_job_after_uninstalling_can_be_left_out() -> None:
 def test_without_roles_of_the_chart_the_job_uses_those_of_the_operators_account(own: bool) -> None:
     """An installer that may not make roles may not make them when it uninstalls either."""
     account = {"create": own, "name": "ddpjob"}
-    found = everything({"rbac": {"create": False, "userRoles": False}, "serviceAccount": account})
+    metrics = {"authentication": True, "readers": [{"name": "prometheus", "namespace": "monitoring"}]}
+    none = {"rbac": {"create": False, "userRoles": False}, "dashboard": {"enabled": True}}
+    found = everything(none | {"metrics": metrics, "serviceAccount": account})
     assert not [m["kind"] for m in found if m["kind"].endswith(("Role", "RoleBinding"))]
     hooks = [m for m in found if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
     (job,) = of_kind("Job", hooks)
