@@ -19,6 +19,7 @@ from ddpjob_operator.core.values.changes import transitioned, with_gang_record, 
 from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.names import LABEL_UID
+from ddpjob_operator.core.values.observed import PodPhase
 
 SUSPENDING = "Suspending"
 """Reason of the condition Suspended while it is False and the pods end."""
@@ -75,10 +76,14 @@ def adopt_attempt(look: Look) -> Look:
 
 
 def _has_other_size(look: Look, attempt: int) -> bool:
-    """Whether a pod of `attempt` has a node rank beyond the size of the spec, or is of a gang of another size."""
-    size = look.job.spec.nodes
-    pods = (pod for pod in look.observed.pods if pod.attempt == attempt)
-    return any(pod.node_rank is not None and (pod.node_rank >= size or pod.nodes not in (None, size)) for pod in pods)
+    """Whether a pod of `attempt` has a node rank beyond the size of the spec, or is of a gang of another size. That
+    does not count where the job has succeeded with its first node.
+    """
+    size, only_first = look.job.spec.nodes, look.job.spec.success_policy == "FirstNode"
+    pods = [pod for pod in look.observed.pods if pod.attempt == attempt and pod.node_rank is not None]
+    if only_first and any(pod.node_rank == 0 and pod.phase is PodPhase.SUCCEEDED for pod in pods):
+        return False
+    return any((pod.node_rank or 0) >= size or pod.nodes not in (None, size) for pod in pods)
 
 
 def begin(look: Look) -> Look:

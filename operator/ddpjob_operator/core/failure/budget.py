@@ -48,8 +48,12 @@ def refilled(status: DDPJobStatus) -> DDPJobStatus:
 
 
 def refilled_by_progress(status: DDPJobStatus, now: datetime) -> DDPJobStatus:
-    """`status` before an attempt that follows no failure: what came before the last progress counts no more."""
-    return refilled(status) if made_progress(status, now) else status
+    """`status` before an attempt that follows no failure: what came before the progress of this one counts no more. An
+    older snapshot is the progress of an attempt before, after which others may have waited in vain.
+    """
+    begun, saved = status.attempt_start_time, status.snapshot
+    is_own = begun is not None and saved is not None and saved.time > begun
+    return refilled(status) if is_own and made_progress(status, now) else status
 
 
 def used_up(policy: Restart, status: DDPJobStatus, now: datetime) -> int:

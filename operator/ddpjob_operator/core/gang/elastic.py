@@ -16,12 +16,12 @@ from ddpjob_operator.core.failure.detect import has_succeeded, is_stopping
 from ddpjob_operator.core.gang.members import (
     RESTART_GRACE_SECONDS,
     STAYS_SPARE,
+    about_to_be_assigned,
     asking_since,
     done_and_gone,
     ends_of_waits,
     left_over,
     members,
-    to_assign,
 )
 from ddpjob_operator.core.gang.spares import idle_spares
 from ddpjob_operator.core.values import conditions as cond
@@ -109,7 +109,7 @@ def _shrunk(look: Look, elastic: Elastic) -> Resize | None:
     since, total = _nodes_awaited_since(look), look.gang_size
     if since is None or look.seconds_since(since) < _patience(elastic):
         return None
-    placed = sum(_holds_node(pod) for pod in (*members(look), *to_assign(look))) + len(done_and_gone(look))
+    placed = sum(_holds_node(pod) for pod in (*members(look), *about_to_be_assigned(look))) + len(done_and_gone(look))
     if not elastic.min_nodes <= placed < total:
         return None
     return Resize(placed, SCALED_DOWN, f"only {placed} of {total} nodes were scheduled within {elastic.wait_seconds} s")

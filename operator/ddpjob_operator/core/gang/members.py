@@ -133,6 +133,11 @@ def to_assign(look: Look) -> tuple[PodView, ...]:
     return tuple(pod for pod in look.observed.pods if needs_assignment(pod, look.status))
 
 
+def about_to_be_assigned(look: Look) -> tuple[PodView, ...]:
+    """Those of them that will be in a moment: not where the API server refuses that."""
+    return () if look.observed.problem is not None else to_assign(look)
+
+
 def _is_promoted(pod: PodView, node_rank: int, status: DDPJobStatus) -> bool:
     """Whether a spare of the current attempt has been given the place of a lost pod."""
     spare = pod.node_rank is None and pod.attempt == status.attempt and pod.uid not in status.internal.lost_pods

@@ -31,13 +31,13 @@ from ddpjob_operator.core.failure.restart_rules import RuleAction, rule_on
 from ddpjob_operator.core.gang.in_place import kept_pods
 from ddpjob_operator.core.gang.members import (
     LEAST_WAIT_SECONDS,
+    about_to_be_assigned,
     asking_since,
     discard,
     done_and_gone,
     members,
     still_holds,
     stop,
-    to_assign,
 )
 from ddpjob_operator.core.manifests.admission import admission
 from ddpjob_operator.core.manifests.admitted import Refused
@@ -146,8 +146,7 @@ def _next_size(look: Look) -> int:
 
 def _placed(look: Look) -> int:
     """How many pods of the gang have a node, or had one."""
-    placed = sum(pod.placed and not pod.deleting for pod in members(look))
-    return placed + len(to_assign(look)) + len(done_and_gone(look))
+    return sum(pod.placed and not pod.deleting for pod in members(look)) + len(done_and_gone(look))
 
 
 def _why(look: Look) -> str:
@@ -204,7 +203,7 @@ def _not_in_time(look: Look) -> Problem | None:
     if limit is None or since is None or look.seconds_since(since) < limit:
         return None
     pods = members(look)
-    placed = sum(pod.placed for pod in pods) + len(to_assign(look)) + len(done_and_gone(look))
+    placed = sum(pod.placed for pod in pods) + len(about_to_be_assigned(look)) + len(done_and_gone(look))
     size = look.gang_size
     if placed in (0, size) or _is_enough(look, placed):
         return None

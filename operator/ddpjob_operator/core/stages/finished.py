@@ -109,11 +109,13 @@ def clean_up(look: Look, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:
     """Those of `pods` that a job with this final status does not keep.
 
     A deadline stops what runs whatever the policy: that is what it is for. It leaves a pod the time to save a snapshot.
-    Spares are deleted in any case.
+    Spares are deleted in any case, and a pod for an empty place that has not begun.
     """
     policy, late = look.job.spec.clean_pod_policy, _missed_a_deadline(look)
     if policy == "None" and not late:
-        return stop(tuple(pod for pod in pods if pod.node_rank is None))
+        places = _empty_places(look)
+        waits = (pod for pod in pods if pod.phase is PodPhase.PENDING and pod.node_rank in places)
+        return stop((*(pod for pod in pods if pod.node_rank is None), *waits))
     deleted = stop(pods, everything=policy == "All", grace_seconds=None if late else RESTART_GRACE_SECONDS)
     return tuple(replace(deletion, unless_changed=policy != "All") for deletion in deleted)
 

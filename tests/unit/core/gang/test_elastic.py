@@ -321,6 +321,13 @@ def test_the_ranks_of_a_smaller_gang_get_no_other_beside_them_where_the_status_w
     assert made == ({"digits-1-2"} if attempt == 1 else {f"digits-2-{rank}" for rank in range(3)})
 
 
+def test_a_smaller_gang_whose_first_node_is_done_is_not_trained_again_where_the_status_was_lost() -> None:
+    pods = [replace(succeeded(rank), attempt=1, name=f"digits-1-{rank}", nodes=2) for rank in (0, 1)]
+    job = make_job(DDPJobStatus(), nodes=3, elastic=ELASTIC, successPolicy="FirstNode")
+    first = plan(job, seen(*pods, attempt=1), NOW, DEFAULTS)
+    assert (first.status.attempt, first.status.restarts) == (1, 1)
+
+
 def test_an_autoscaler_finds_the_pods_and_the_size() -> None:
     begun = plan(make_job(nodes=3, elastic=ELASTIC), seen(), NOW, DEFAULTS).status
     assert begun.selector == f"training.ddpjob.io/uid={make_job().uid}"

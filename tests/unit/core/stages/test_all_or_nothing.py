@@ -296,11 +296,17 @@ def test_an_elastic_gang_that_waits_for_longer_than_its_ranks_goes_on_with_what_
 IN_PLACE: dict[str, Any] = {"nodes": 3, "restart": {"scope": "InPlace"}}
 
 
-def stranded(*pods: PodView, tries: int = 0) -> Plan:
+def stranded(*pods: PodView, tries: int = 0, **internal: Any) -> Plan:
     """What is decided about attempt 1 of a gang of which node rank 0 says that its ranks gave up, after `tries`."""
     made_from = digests(make_job(**IN_PLACE), DEFAULTS)
     status = in_phase(
-        Phase.RESTARTING, nodes=3, attempt=1, spec_digests=made_from, disruptions_since_progress=tries, **STARTED
+        Phase.RESTARTING,
+        nodes=3,
+        attempt=1,
+        spec_digests=made_from,
+        disruptions_since_progress=tries,
+        **STARTED,
+        **internal,
     )
     report = heard(attempt=1, phase="waiting", phaseSeconds=60.0)
     return plan(make_job(status, **IN_PLACE), seen(*pods, attempt=1, report=report), NOW, DEFAULTS)
@@ -322,24 +328,37 @@ def test_a_gang_keeps_its_nodes_from_others_for_two_tries_at_most(late: PodView,
     assert deleted(decided) == [f"digits-1-{rank}" for rank in range(3) if rank not in kept]
 
 
+def test_pods_that_were_never_assigned_do_not_keep_a_gang_from_being_given_back() -> None:
+    """As where a policy refuses the labels of their new places: new pods have them from the start."""
+    kept = {"digits-0-0": 0, "digits-0-1": 1}
+    decided = stranded(make_pod(0), make_pod(1), make_pod(2, attempt=1), tries=2, kept_pods=kept)
+    assert decided.status.internal.kept_pods == {}
+    assert deleted(decided) == ["digits-0-0", "digits-0-1", "digits-1-2"]
+
+
+REFUSED = Problem("AdmissionFailed", "a policy refuses labels")
+
+
 @pytest.mark.parametrize(
-    ("pods", "released"),
+    ("pods", "problem", "released"),
     [
-        pytest.param((placed(2, attempt=1),), False, id="all have nodes"),
-        pytest.param((waiting(2, attempt=1),), True, id="one has none"),
+        pytest.param((placed(2, attempt=1),), None, False, id="all have nodes"),
+        pytest.param((waiting(2, attempt=1),), None, True, id="one has none"),
+        pytest.param((placed(2, attempt=1),), REFUSED, True, id="they will not be assigned"),
     ],
 )
-def test_kept_pods_that_have_yet_to_be_assigned_have_nodes(pods: tuple[PodView, ...], released: bool) -> None:
+def test_kept_pods_that_have_yet_to_be_assigned_have_nodes(
+    pods: tuple[PodView, ...], problem: Problem | None, released: bool
+) -> None:
     """The operator wrote which pods it keeps, and was away until the time was up."""
     kept = {"digits-0-0": 0, "digits-0-1": 1}
     status = in_phase(Phase.RESTARTING, nodes=3, attempt=1, attempt_start_time=later(-100), kept_pods=kept)
     joined = replace(make_pod(0), attempt=1)
-    decided = decide(joined, make_pod(1), *pods, nodes=3, status=status, **LIMIT)
+    decided = decide(joined, make_pod(1), *pods, nodes=3, problem=problem, status=status, **LIMIT)
     assert (decided is not None) is released
     if decided is not None:
-        assert decided.events[0].message.endswith(
-            "after 60 s 2 of 3 pods had a node: pod digits-*-2: 0/3 nodes are available"
-        )
+        why = "" if problem else ": pod digits-*-2: 0/3 nodes are available"
+        assert decided.events[0].message.endswith(f"after 60 s 2 of 3 pods had a node{why}")
 
 
 def test_pods_that_can_be_kept_stay_while_the_gang_is_tried_again() -> None:

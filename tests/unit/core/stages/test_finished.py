@@ -9,7 +9,7 @@ import pytest
 from builders import NOW, ended, failed, in_phase, later, make_job, make_pod, seen, succeeded
 from looks import deleted, look
 
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus, Internal, Phase
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import DeleteJob, Plan
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
@@ -38,6 +38,14 @@ def test_which_pods_go_when_a_job_is_over(policy: str, status: DDPJobStatus, gon
     decided = look(make_job(status, cleanPodPolicy=policy), seen(RUNS, ENDED, SPARE))
     assert deleted(decided) == gone
     assert decided.status == status
+
+
+@pytest.mark.parametrize(("phase", "goes"), [("Pending", True), ("Running", False)])
+def test_a_pod_for_an_empty_place_that_has_not_begun_goes_in_any_case(phase: str, goes: bool) -> None:
+    """With live recovery: it would take a node hours later, with nothing left to do."""
+    status = OVER.model_copy(update={"internal": Internal(lost_pods={"pod-0-2": 2})})
+    decided = look(make_job(status, nodes=3, cleanPodPolicy="None"), seen(ENDED, make_pod(2, phase)))
+    assert deleted(decided) == (["digits-0-2"] if goes else [])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
+from builders import DEFAULTS, NOW, failed, in_phase, later, make_job, make_pod, seen
 from looks import SNAPSHOT, at
 
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase
@@ -52,7 +52,14 @@ def test_a_suspension_that_ends_is_no_warning() -> None:
     assert restarting(decided) == "attempt 0 ended: resumed after a suspension"
 
 
-@pytest.mark.parametrize(("step", "left"), [(99, 0), (100, 8)], ids=["progress since", "none since"])
+@pytest.mark.parametrize(
+    ("step", "begun", "left"),
+    [
+        pytest.param(99, -600, 0, id="progress since"),
+        pytest.param(100, -600, 8, id="none since"),
+        pytest.param(99, 0, 8, id="that of an attempt before"),
+    ],
+)
 @pytest.mark.parametrize(
     "begin",
     [
@@ -62,12 +69,17 @@ def test_a_suspension_that_ends_is_no_warning() -> None:
     ],
 )
 def test_progress_shortens_the_waits_of_an_attempt_that_follows_no_failure(
-    begin: Callable[[Look], Plan | None], step: int, left: int
+    begin: Callable[[Look], Plan | None], step: int, begun: float, left: int
 ) -> None:
     """The gang had to be tried eight times when it first began."""
     failure = FailureStatus(attempt=0, time=NOW, reason="WorkerKilled", message="", step=step)
     before = in_phase(
-        Phase.RUNNING, snapshot=SNAPSHOT, last_failure=failure, restarts_since_progress=8, disruptions_since_progress=8
+        Phase.RUNNING,
+        attempt_start_time=later(begun),
+        snapshot=SNAPSHOT,
+        last_failure=failure,
+        restarts_since_progress=8,
+        disruptions_since_progress=8,
     )
     decided = begin(at(make_job(before, args=["--lr", "1"]), seen(make_pod(0))))
     assert decided is not None
