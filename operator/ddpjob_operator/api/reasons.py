@@ -160,7 +160,11 @@ STATES = (
     Reason("FiniteLoss", "LossNotFinite=False", "The loss is finite again."),
     Reason("SaveFits", "ShutdownTooShort=False", "A snapshot fits again."),
     Reason("Saved", "SnapshotsFailing=False", "A snapshot was saved again."),
-    Reason("Completed", "Complete=True", "All nodes have succeeded, or node rank 0 with successPolicy FirstNode."),
+    Reason(
+        "Completed",
+        "Complete=True",
+        "All nodes have succeeded (with scope Live, all that were left), or node rank 0 with successPolicy FirstNode.",
+    ),
     Reason(
         "RepeatedFailure",
         "Failed=True",

@@ -7,7 +7,7 @@ documentation. Bounds of single fields are here. Rules between fields are in `va
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -111,7 +111,9 @@ class DDPJobSpec(APIModel):
     """Number of running standby pods that replace failed pods. Requires restart.scope InPlace or Live."""
 
     success_policy: Literal["AllNodes", "FirstNode"] = "AllNodes"
-    """The job succeeds when all nodes have succeeded (AllNodes), or when node rank 0 has (FirstNode)."""
+    """The job succeeds when all nodes have succeeded (AllNodes), or when node rank 0 has (FirstNode). With
+    restart.scope Live, it also does when all nodes that were left have.
+    """
 
     suspend: Annotated[bool, Field(strict=True)] = False
     """Save a snapshot, stop all pods and release the nodes. Set to false to resume. Can be changed at any time."""
@@ -180,9 +182,23 @@ class DDPJobSpec(APIModel):
         return gpus_in((self.resources.limits if self.resources else None) or {})
 
     @property
+    def trainer_templates(self) -> tuple[Mapping[str, Any], ...]:
+        """What podTemplate has of the trainer container, validated no further than its schema goes. Of several with
+        its name each is merged into the container.
+        """
+        found = ((self.pod_template.spec if self.pod_template else None) or {}).get("containers")
+        named = (each for each in found if isinstance(each, dict)) if isinstance(found, list) else ()
+        return tuple(each for each in named if each.get("name") == "trainer")
+
+    @property
     def accelerators_per_node(self) -> int:
         """GPUs and the like that a pod holds, whatever runs on them: those of its trainer container as it is made."""
-        limits = _trainer_limits(self.pod_template) | ((self.resources.limits if self.resources else None) or {})
+        limits: dict[str, object] = {}
+        for template in self.trainer_templates:
+            resources = template.get("resources")
+            given = resources.get("limits") if isinstance(resources, dict) else None
+            limits |= given if isinstance(given, dict) else {}
+        limits |= (self.resources.limits if self.resources else None) or {}
         return sum(count_of(quantity) for name, quantity in limits.items() if is_accelerator(str(name)))
 
 
@@ -207,15 +223,3 @@ def count_of(quantity: object) -> int:
 def _grace_of(template: PodTemplate | None) -> int | None:
     given = ((template.spec if template else None) or {}).get("terminationGracePeriodSeconds")
     return given if isinstance(given, int) and given >= 0 else None
-
-
-def _trainer_limits(template: PodTemplate | None) -> dict[str, object]:
-    """What the template limits the trainer container to. It has been validated no further than its schema goes."""
-    containers = ((template.spec if template else None) or {}).get("containers")
-    found: dict[str, object] = {}
-    for container in containers if isinstance(containers, list) else ():
-        if isinstance(container, dict) and container.get("name") == "trainer":
-            resources = container.get("resources")
-            limits = resources.get("limits") if isinstance(resources, dict) else None
-            found |= limits if isinstance(limits, dict) else {}
-    return found

@@ -10,7 +10,6 @@ import re2
 from ddpjob_operator.core.failure.detect import Failure
 from ddpjob_operator.core.values.actions import ReadLog
 from ddpjob_operator.core.values.job import Job
-from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import Observed
 
 TAIL_CHARACTERS = 4096
@@ -89,11 +88,8 @@ def _variables(job: Job) -> Iterator[tuple[str, str]]:
     """Names and values of the variables that the job gives its trainer, in `env` or by way of the podTemplate."""
     for variable in job.spec.env:
         yield variable.name, (variable.value or "").strip()
-    template = job.spec.pod_template
-    for container in ((template.spec if template else None) or {}).get("containers") or ():
-        if container.get("name") == TRAINER_CONTAINER:
-            for given in container.get("env") or ():
-                yield str(given.get("name") or ""), str(given.get("value") or "").strip()
+    for given in (each for template in job.spec.trainer_templates for each in template.get("env") or ()):
+        yield str(given.get("name") or ""), str(given.get("value") or "").strip()
 
 
 def _is_secret(name: str, value: str) -> bool:

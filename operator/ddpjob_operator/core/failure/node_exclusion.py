@@ -33,8 +33,8 @@ def blame_node(look: Look, failure: Failure, *, exclude: bool) -> DDPJobStatus:
     failures = status.node_failures | {node: status.node_failures.get(node, 0) + 1}
     excluded = status.excluded_nodes
     if exclude:
-        excluded = (*(name for name in excluded if name != node), node)
-        by_rule = (*(name for name in status.internal.rule_excluded_nodes if name != node), node)
+        excluded = _with_newest(excluded, node)
+        by_rule = _with_newest(status.internal.rule_excluded_nodes, node)
         status = with_rule_excluded_nodes(status, by_rule[-NODES_KEPT:])
     known = {*failures, *(pod.node_name for pod in look.observed.pods if pod.node_name is not None)}
     for name in sorted(_offenders(policy, failures), key=lambda name: (-failures[name], name)):
@@ -116,6 +116,10 @@ def kept_away_from(status: DDPJobStatus) -> str:
 def _offenders(policy: Restart, failures: dict[str, int]) -> set[str]:
     limit = policy.exclude_node_after
     return {name for name, count in failures.items() if limit and count >= limit}
+
+
+def _with_newest(names: tuple[str, ...], newest: str) -> tuple[str, ...]:
+    return (*(name for name in names if name != newest), newest)
 
 
 def _worst(failures: dict[str, int], newest: str) -> dict[str, int]:

@@ -13,8 +13,8 @@ def merge(base: Manifest, over: Manifest) -> Manifest:
     """`over` merged into `base`: objects by key, lists of named things by name, everything else replaced.
 
     Lists are matched by the key that Kubernetes' strategic merge uses for them: `name`, or `mountPath` for volume
-    mounts and `containerPort` for ports. A null removes what is no list, and `[]` leaves nothing of a
-    list that is not matched so.
+    mounts and `containerPort` for ports. A null removes what is no list, and `[]` leaves nothing of a list that is not
+    matched so.
     """
     merged = dict(base)
     for key, value in over.items():

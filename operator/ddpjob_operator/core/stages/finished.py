@@ -41,11 +41,11 @@ def plan_succeeded(look: Look) -> Plan:
     look = with_node_counts(look)
     report = last_report(pods)
     look = with_loss_status(look.with_status(with_final_report(look.status, report, look.now)), report)
-    only_first = look.job.spec.success_policy == "FirstNode"
-    done = _done(look)
-    nodes = "node rank 0" if only_first or look.gang_size == 1 else f"all {look.gang_size} nodes"
-    if not (0 in done if only_first else len(done) == look.gang_size):
-        nodes = f"the {len(done)} of {look.gang_size} nodes that were left"
+    done, size = _done(look), look.gang_size
+    if size == 1 or (look.job.spec.success_policy == "FirstNode" and 0 in done):
+        nodes = "node rank 0"
+    else:
+        nodes = f"all {size} nodes" if len(done) == size else f"the {len(done)} of {size} nodes that were left"
     message = f"{nodes} finished; restarts: {look.status.restarts}"
     if (loss := cond.find(look.status.conditions, cond.LOSS_NOT_FINITE)) is not None and loss.status == "True":
         message += f"; {loss.message}"

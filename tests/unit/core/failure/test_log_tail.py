@@ -75,9 +75,13 @@ def test_so_is_what_those_of_the_trainer_in_the_pod_template_keep_secret() -> No
     env = [{"name": "HF_TOKEN", "value": "hf_abcdef"}, {"name": "LEVEL", "value": "verbose"}]
     env += [{"name": "DB_PASSWORD", "valueFrom": {"secretKeyRef": {"name": "db", "key": "password"}}}]
     sidecar = {"name": "sidecar", "image": "i", "env": [{"name": "ITS_TOKEN", "value": "elsewhere"}]}
-    template = {"spec": {"containers": [{"name": "trainer", "env": env}, sidecar, {"name": "bare", "image": "i"}]}}
-    logs = {POD.uid: "token hf_abcdef, verbose, elsewhere"}
-    assert log_tail(make_job(podTemplate=template), seen(POD, logs=logs), failure()) == "token ***, verbose, elsewhere"
+    again = {"name": "trainer", "env": [{"name": "OTHER_TOKEN", "value": "also-hidden"}]}  # merged into the first
+    trainers = [{"name": "trainer", "env": env}, again]
+    template = {"spec": {"containers": [*trainers, sidecar, {"name": "bare", "image": "i"}]}}
+    logs = {POD.uid: "token hf_abcdef, verbose, elsewhere, also-hidden"}
+    assert log_tail(make_job(podTemplate=template), seen(POD, logs=logs), failure()) == (
+        "token ***, verbose, elsewhere, ***"
+    )
 
 
 @pytest.mark.parametrize(
