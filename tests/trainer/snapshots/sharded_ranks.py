@@ -222,6 +222,36 @@ def one_rank_cannot_write(out: Path) -> Any:
     return [bad, then, [event.message for event in run.events]]
 
 
+class QuotaDisk(Disk):
+    """Takes no file of a snapshot beside so many others. What is free does not show it, as with quotas over NFS."""
+
+    def __init__(self, others: int) -> None:
+        self.others = others
+
+    def create(self, path: Path, chunks: Any) -> FileEntry:
+        if len(list(path.parents[2].glob("step-*"))) > self.others:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return super().create(path, chunks)
+
+
+def the_quota_of_one_rank_is_used_up(out: Path) -> Any:
+    """There is room beside one snapshot at step 5, and beside none at step 6."""
+    run = Run(out / "quota", attempt=0)
+    run.resume()
+    if RANK == 0:
+        run.snapshots._store.keep = 2  # type: ignore[union-attr]
+    run.train(5)
+    write, others = sharded.StagedShard.write, 1
+    if RANK == 1:
+        sharded.StagedShard.write = lambda self, directory, _: write(self, directory, QuotaDisk(others))  # type: ignore[method-assign]
+    saved = run.snapshots.save(Progress(5, 0, 60), kind="preempted", wait=True)
+    others = 0
+    run.train(6)
+    run.snapshots.close()
+    sharded.StagedShard.write = write  # type: ignore[method-assign]
+    return [saved, [event.message for event in run.events]]
+
+
 def one_rank_loses_what_it_wrote(out: Path) -> Any:
     """The volume took the bytes of rank 1, and has zeros in their place by the time that rank 0 looks."""
     run = Run(out / "lost", attempt=0)
@@ -439,6 +469,7 @@ SCENARIOS = (
     branched_second,
     branched_third,
     one_rank_cannot_write,
+    the_quota_of_one_rank_is_used_up,
     one_rank_loses_what_it_wrote,
     the_disk_of_one_rank_hangs,
     rank_0_takes_long,

@@ -40,7 +40,12 @@ def seen(out: Path, scenario: str, world_size: int, rank: int = 0) -> Any:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks saved, and what two and then one made of it."""
     out = tmp_path_factory.mktemp("sharded")
-    faults = ("one_rank_cannot_write", "one_rank_loses_what_it_wrote", "the_disk_of_one_rank_hangs")
+    faults = (
+        "one_rank_cannot_write",
+        "the_quota_of_one_rank_is_used_up",
+        "one_rank_loses_what_it_wrote",
+        "the_disk_of_one_rank_hangs",
+    )
     stages = ("pipeline", "pipeline_grown", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
     torchrun(2, "sharded_ranks.py", out, "save", "resume", "another_layer", *faults, "rank_0_takes_long", *stages)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
@@ -155,6 +160,13 @@ def test_a_part_that_one_rank_could_not_write_fails_the_save_on_all_and_the_next
     assert first[:2] == second[:2] == [False, True]
     assert "rank 1: [Errno 5]" in first[2][0]
     assert {path.name for path in (out / "broken").iterdir()} == {"attempts", "step-000000000002"}
+
+
+def test_a_part_that_one_rank_has_no_room_for_gets_that_of_an_older_snapshot(out: Path) -> None:
+    first, second = (seen(out, "the_quota_of_one_rank_is_used_up", 2, rank) for rank in (0, 1))
+    assert first[0] is second[0] is True
+    assert first[1][-1].startswith(f"snapshot of step 6 was not saved to {out}/quota: the volume is full ("), first[1]
+    assert SnapshotStore(out / "quota", keep=1, fence=None).steps() == [5]
 
 
 def test_what_one_rank_wrote_and_rank_0_reads_otherwise_becomes_no_snapshot(out: Path) -> None:

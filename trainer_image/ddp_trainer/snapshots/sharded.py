@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
+from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.contract.outcomes import is_of_machine
 from ddp_trainer.snapshots.codec.loading import load_into, loading
 from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
@@ -47,11 +48,17 @@ from ddp_trainer.snapshots.shard_storage import (
     tensor_file,
 )
 from ddp_trainer.snapshots.trust.disk import Disk
-from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.errors import (
+    CorruptSnapshotError,
+    IncompatibleSnapshotError,
+    SnapshotError,
+    VolumeFullError,
+)
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.trust.verify import read_back
 
 _VERSION = 1
+_AGREED = (SnapshotError, VolumeFullError, IncompatibleSnapshotError)
 
 
 class ShardedOptimizer:
@@ -194,7 +201,7 @@ class Shards:
     def lead(self, shard: StagedShard, directory: Path, disk: Disk) -> dict[str, FileEntry]:
         """Rank 0: have all ranks write into `directory`, and return what all files are by name. What other ranks wrote
         is read back here, through another client of the volume. Raises SnapshotError naming the rank that could not
-        write, or whose file is another one here, and OSError.
+        write, VolumeFullError if for want of room, or whose file is another one here, and OSError.
         """
         disk.make_directory(directory / SHARDS)
         self._share_directory(str(directory))
@@ -316,14 +323,18 @@ class Shards:
 
     def _agree(self, error: Exception | None, ranks: Ranks) -> None:
         """Raise on all ranks what any one could not do."""
-        kind = "incompatible" if isinstance(error, IncompatibleSnapshotError) else "other"
-        text = None if error is None else f"{kind}:{error or type(error).__name__}"
+        text = None if error is None else f"{_kind(error).__name__}:{error or type(error).__name__}"
         for rank, problem in enumerate(ranks.problems(text)):
             if problem is not None:
-                kind, _, message = problem.partition(":")
-                raise (IncompatibleSnapshotError if kind == "incompatible" else SnapshotError)(
-                    f"rank {rank}: {message}"
-                )
+                name, _, message = problem.partition(":")
+                raise next(kind for kind in _AGREED if kind.__name__ == name)(f"rank {rank}: {message}")
+
+
+def _kind(error: Exception) -> type[SnapshotError]:
+    """As what all ranks raise an error of one of them."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return VolumeFullError
+    return IncompatibleSnapshotError if isinstance(error, IncompatibleSnapshotError) else SnapshotError
 
 
 def whole_state(directory: Path, manifest: Manifest, name: str) -> dict[str, Any]:

@@ -11,6 +11,10 @@ class SnapshotError(Exception):
     """
 
 
+class VolumeFullError(SnapshotError):
+    """There is no room for a part of the snapshot: a save may make some, and try again."""
+
+
 class CorruptSnapshotError(SnapshotError):
     """The files are not what their manifest says: never load it, use the one before."""
 

@@ -20,7 +20,12 @@ from typing import NamedTuple, TypeVar
 from ddp_trainer.contract.exit_codes import FencedError
 from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.snapshots.trust.disk import UNKNOWN_BYTES, Disk
-from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
+from ddp_trainer.snapshots.trust.errors import (
+    CorruptSnapshotError,
+    IncompatibleSnapshotError,
+    SnapshotError,
+    VolumeFullError,
+)
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import listing, manifest_in, set_aside_in, steps_in
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Kind, Manifest, SnapshotInfo
@@ -310,7 +315,7 @@ class SnapshotStore:
             return fenced
         except OSError:
             pass
-        if isinstance(error, SnapshotError):
+        if isinstance(error, SnapshotError) and not isinstance(error, VolumeFullError):
             return error
         what = f"snapshot of step {manifest.step} was not saved to {self.directory}"
         goes_on = " and training goes on" if manifest.kind == "periodic" else ""  # others are saved when it ends
@@ -337,6 +342,8 @@ class SnapshotStore:
         # A library that writes on its own may hide ENOSPC behind an error of its own; then the disk itself is asked.
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno in FULL
+        if isinstance(error, VolumeFullError):
+            return True
         return self._free_bytes() < expected_bytes + _SLACK
 
     def _free_bytes(self) -> int:
