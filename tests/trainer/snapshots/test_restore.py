@@ -20,7 +20,7 @@ from ddp_trainer.snapshots.trust import restore
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddp_trainer.snapshots.trust.listing import manifest_in, steps_in
-from ddp_trainer.snapshots.trust.rollback import ask
+from ddp_trainer.snapshots.trust.rollback import ask, asked
 from ddp_trainer.snapshots.values import Identity, Progress
 
 
@@ -208,6 +208,24 @@ def test_a_rollback_removes_nothing_that_was_set_aside(job: Path) -> None:
     restore.ask(job, 2)
     assert resumed(job, 2) == 2
     assert aside(job) == ["06", "04"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, None])
+def test_a_rollback_that_was_not_carried_out_yet_does_not_remove_what_is_restored(
+    job: Path, renames: int | None
+) -> None:
+    """Nor after a crash before or after the rollback is over. Its batches are skipped all the same."""
+    restore.ask(job, 2)
+    assert resumed(job, 1, until=4) == 2
+    ask(Fence.acquire(job, created=1, attempt=1, uid="uid-1"), step=5)
+    restore.ask(job, 6)
+    fence = Fence.acquire(job, created=1, attempt=2, uid="uid-1")
+    if renames is not None:
+        with pytest.raises(OSError, match="dies here"):
+            restore.carry_out(job, fence, Dies(1 + renames))
+    assert resumed(job, 3) == 6
+    assert (steps_in(job), aside(job)) == ([2, 4, 6], ["04"])
+    assert asked(fence) == [5]
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, get_args
 
+from ddp_trainer.snapshots.trust import rollback
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence, history
@@ -122,6 +123,8 @@ def carry_out(directory: Path, fence: Fence, disk: Disk | None = None, *, begins
         )
     else:
         _restore(directory, request.step, found, directory / FOLDER / fence.own.name, disk)
+        # before the request is removed: without it, a rollback would remove what was restored
+        rollback.supersede(directory, disk)
     disk.remove_tree(directory / REQUEST)
     disk.fsync(directory)
 

@@ -5,7 +5,8 @@
 
 The attempt that finds the loss of a step not finite writes the file and ends. The next one, once it owns the directory,
 removes the snapshots that may hold what led to it, and resumes from the newest that is left. A snapshot is sound if the
-loss of the step after it was finite, since that is computed from its weights: those of `step - 1` and later go.
+loss of the step after it was finite, since that is computed from its weights: those of `step - 1` and later go. Where
+it carries out a restore, none goes: a person has chosen then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, get_args
 
@@ -61,7 +62,7 @@ def carry_out(directory: Path, fence: Fence, *, keep: int, disk: Disk | None = N
     Carried out again after a crash in the middle of it, it removes nothing else: no snapshot is saved before its end.
     """
     disk = disk or Disk()
-    pending = [name for name in _names(directory) if not name.endswith(_DONE)]
+    pending = _pending(directory)
     if not pending:
         return
     fence.check()
@@ -72,6 +73,24 @@ def carry_out(directory: Path, fence: Fence, *, keep: int, disk: Disk | None = N
             if found >= min(steps) - 1:
                 log.warning("%s %d is removed: the loss of step %d is not finite", series, found, min(steps))
                 store.discard(found)
+    _close(directory, pending, disk)
+
+
+def supersede(directory: Path, disk: Disk) -> None:
+    """Remove nothing for what was asked: a person has chosen the snapshot to begin from. Raises OSError.
+
+    It counts all the same: the batches of those steps are skipped.
+    """
+    if pending := _pending(directory):
+        log.warning("%d rollbacks that were asked for remove nothing: a restore comes first", len(pending))
+        _close(directory, pending, disk)
+
+
+def _pending(directory: Path) -> list[str]:
+    return [name for name in _names(directory) if not name.endswith(_DONE)]
+
+
+def _close(directory: Path, pending: Sequence[str], disk: Disk) -> None:
     for name in pending:
         disk.rename(directory / _FOLDER / name, directory / _FOLDER / f"{name}{_DONE}")
     disk.fsync(directory / _FOLDER)
