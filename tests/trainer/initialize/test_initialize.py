@@ -50,6 +50,19 @@ def test_a_file_is_there_after_it_was_fetched_and_is_not_fetched_again(web: Web,
     assert (known["version"], known["path"], known["files"], known["bytes"]) == (1, task.path, 1, len(BODY))
 
 
+@pytest.mark.parametrize("path", ["datasets/digits.bin", "digits.bin"])
+def test_a_file_below_a_link_is_put_where_that_leads(web: Web, shared: Path, path: str) -> None:
+    """The volume, or a folder of it that leads to another one."""
+    (shared / "nvme").mkdir()
+    (shared / "datasets").symlink_to("nvme")
+    volume = shared if "/" in path else shared / "datasets"
+    task = Initializer("dataset", path, source=web.url, sha256=DIGEST)
+    for _ in range(2):
+        run(task, volume, shared)
+    assert (shared / "nvme" / "digits.bin").read_bytes() == BODY
+    assert len(web.asked) == 1
+
+
 def test_what_a_newer_operator_sends_besides_is_ignored(shared: Path) -> None:
     given = {"name": "data", "path": "data", "source": "s3://bucket/key", "fromTheFuture": {"min": 1}}
     task, _ = parse({"DDPJOB_SHARED": str(shared), "DDPJOB_INITIALIZER": json.dumps(given)})

@@ -279,7 +279,7 @@ def _put_in_place(task: Initializer, part: Path, target: Path) -> None:
         part.replace(target)
     finally:
         _put_back(target)
-    make_durable(target.parent)
+    make_durable(target.parent.resolve())  # it may be a link within the volume
     _discard(task, target)
 
 
