@@ -313,6 +313,35 @@ def the_disk_of_one_rank_hangs(out: Path) -> Any:
     return {"seconds": seconds, "intact": written, "saved": [then, last], "events": events}
 
 
+class LopsidedModel(torch.nn.Sequential):
+    """Its running statistics, which rank 0 saves, are the most of it."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(5, 3))
+        self.register_buffer("statistics", torch.zeros(10_000))
+
+
+def rank_0_writes_most(out: Path) -> Any:
+    """What the store of rank 0, and the other rank, are to wait for and have room for."""
+    run = Run(out / "lopsided", attempt=0, model=LopsidedModel)
+    run.resume()
+    expected: list[int] = []
+    if RANK == 0:
+        store = run.snapshots._store
+        assert store is not None
+        save = store.save
+
+        def record(write: Any, manifest: Manifest, *, expected_bytes: int) -> Manifest:
+            expected.append(expected_bytes)
+            return save(write, manifest, expected_bytes=expected_bytes)
+
+        store.save = record  # type: ignore[method-assign, assignment]
+    run.train(2)
+    run.snapshots.close()
+    assert run.snapshots._saver is not None
+    return {"expected": expected, "in_flight": run.snapshots._saver._bytes_in_flight}
+
+
 class SlowDisk(Disk):
     def rename(self, source: Path, target: Path) -> None:
         time.sleep(8)
@@ -472,6 +501,7 @@ SCENARIOS = (
     the_quota_of_one_rank_is_used_up,
     one_rank_loses_what_it_wrote,
     the_disk_of_one_rank_hangs,
+    rank_0_writes_most,
     rank_0_takes_long,
     pipeline,
     pipeline_grown,

@@ -46,8 +46,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "one_rank_loses_what_it_wrote",
         "the_disk_of_one_rank_hangs",
     )
+    sizes = ("rank_0_writes_most", "rank_0_takes_long")
     stages = ("pipeline", "pipeline_grown", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
-    torchrun(2, "sharded_ranks.py", out, "save", "resume", "another_layer", *faults, "rank_0_takes_long", *stages)
+    torchrun(2, "sharded_ranks.py", out, "save", "resume", "another_layer", *faults, *sizes, *stages)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
     return out
 
@@ -191,6 +192,14 @@ def test_a_disk_that_hangs_on_one_rank_costs_snapshots_until_it_is_back_and_neve
     assert second["intact"] == [True], "what is being written is not copied over"
     assert first["saved"] == second["saved"] == [True, True]
     assert SnapshotStore(out / "hung", keep=1, fence=None).verify(8).step == 8
+
+
+def test_what_a_save_is_expected_to_write_is_what_all_ranks_write_together(out: Path) -> None:
+    manifest = SnapshotStore(out / "lopsided", keep=1, fence=None).verify(2)
+    first, second = (seen(out, "rank_0_writes_most", 2, rank) for rank in (0, 1))
+    assert first == {"expected": [manifest.total_bytes], "in_flight": manifest.total_bytes}
+    shards = sum(entry.bytes for name, entry in manifest.files.items() if name.startswith("shards/"))
+    assert second == {"expected": [], "in_flight": shards}
 
 
 def test_a_snapshot_that_took_too_long_for_the_other_ranks_is_saved_all_the_same(out: Path) -> None:

@@ -256,10 +256,10 @@ class Saver:
             self._step_in_flight = manifest.step
             self._bytes_in_flight = expected = staged.total_bytes
             if self._shards is not None and shard is not None:
-                self._bytes_in_flight = expected = expected + shard.total_bytes * self._shards.size
+                self._bytes_in_flight = expected = expected + shard.total_bytes
             self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard, expected))
         elif self._shards is not None and shard is not None:
-            self._bytes_in_flight = shard.total_bytes * self._shards.size
+            self._bytes_in_flight = shard.total_bytes
             follow = self._shards.follow
             self._writer.start(manifest.step, stall, lambda: follow(shard, Disk()))
         return True

@@ -106,11 +106,8 @@ class StagedShard:
     data: Tensor
     structure: bytes
     index: bytes | None
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes that this rank is going to write."""
-        return len(self.header) + self.data.numel() + len(self.structure) + len(self.index or b"")
+    total_bytes: int
+    """Bytes that all ranks together are going to write."""
 
     def write(self, directory: Path, disk: Disk) -> dict[str, FileEntry]:
         """Write this rank's files, and return what they are by name; raises OSError. Rank 0 has made the folder."""
@@ -196,7 +193,9 @@ class Shards:
             raise SnapshotError(f"rank {rank}: {cause}") from problem
         header, data = writer.staged
         text = json.dumps({"version": _VERSION, "states": structure}).encode()
-        return StagedShard(self._ranks.rank, header, data, text, writer.index)
+        # Parts differ: rank 0 has the index, which grows with the ranks, and whole tensors, another one a larger stage.
+        own = len(header) + data.numel() + len(text) + len(writer.index or b"")
+        return StagedShard(self._ranks.rank, header, data, text, writer.index, sum(self._ranks.values(own)))
 
     def lead(self, shard: StagedShard, directory: Path, disk: Disk) -> dict[str, FileEntry]:
         """Rank 0: have all ranks write into `directory`, and return what all files are by name. What other ranks wrote
