@@ -79,6 +79,31 @@ def test_verify_reads_every_byte_and_its_exit_code_says(
     assert main(["verify", str(volume.directory), "--step", "1"]) == 0
 
 
+@pytest.mark.parametrize("command", ["verify", "ls"])
+def test_what_a_job_removes_meanwhile_is_not_called_bad(
+    command: str, models: Any, volume: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has saved another one, and keeps two."""
+    read = Manifest.read
+
+    def late(directory: Path) -> Manifest:
+        shutil.rmtree(volume.step(1), ignore_errors=True)
+        return read(directory)
+
+    monkeypatch.setattr(Manifest, "read", late)
+    assert main([command, str(volume.directory)]) == 0
+    newest, *older = capsys.readouterr().out.splitlines()
+    assert newest.split()[:2] == ["step", "2:" if command == "verify" else "2"]
+    assert older == (["step 1: removed meanwhile, as by a job that runs"] if command == "verify" else [])
+
+
+def test_verify_of_one_step_that_is_not_there_fails(
+    models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(volume.directory), "--step", "5"]) == 1
+    assert capsys.readouterr().out == "step 5: BAD, manifest.json is missing\n"
+
+
 def test_checkpoints_of_the_program_are_listed_and_verified_too(
     models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

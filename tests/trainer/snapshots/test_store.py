@@ -157,6 +157,24 @@ def test_a_reader_changes_nothing(volume: Any) -> None:
         volume.save(volume.reader(), 3)
 
 
+@pytest.mark.parametrize("removed", [FileNotFoundError, CorruptSnapshotError])
+def test_a_reader_finds_what_a_job_saves_while_it_reads_what_that_removes(
+    volume: Any, removed: type[Exception]
+) -> None:
+    store = volume.writer(keep=1)
+    volume.save(store, 1)
+
+    def read(directory: Path, manifest: Manifest) -> int:
+        if manifest.step < 3:
+            volume.save(store, manifest.step + 1)
+            raise removed(f"{directory}: no such file")
+        return manifest.step
+
+    reader = volume.reader()
+    assert reader.load_newest(read)[1] == 3
+    assert reader.unreadable == []
+
+
 def test_a_snapshot_of_a_later_format_stops_the_job_and_stays(volume: Any) -> None:
     volume.save(volume.writer(), 1)
     path = volume.step(1) / "manifest.json"

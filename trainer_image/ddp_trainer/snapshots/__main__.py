@@ -101,6 +101,9 @@ def _verify(stores: Sequence[SnapshotStore], step: int | None) -> int:
             manifest = store.verify(number)
             print(f"{store.series} {number}: ok, {len(manifest.files)} files, {manifest.total_bytes:,} bytes")
         except (SnapshotError, OSError) as error:
+            if step is None and number not in store.steps():
+                print(f"{store.series} {number}: removed meanwhile, as by a job that runs")
+                continue
             bad += 1
             print(f"{store.series} {number}: BAD, {error}")
     if not found:

@@ -44,7 +44,8 @@ def listing(directory: Path, series: Series = "step") -> Sequence[SnapshotInfo]:
             size, finite = manifest.total_bytes, manifest.loss_is_finite
             found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, size, loss_is_finite=finite))
         except (SnapshotError, OSError) as error:
-            found.append(SnapshotInfo(step, path, problem=str(error)))
+            if step in steps_in(directory, series):  # or it was removed meanwhile, by the retention of a job that runs
+                found.append(SnapshotInfo(step, path, problem=str(error)))
     for step in reversed(set_aside_in(directory, series)):
         path = directory / (step_directory(step, series) + CORRUPT)
         found.append(SnapshotInfo(step, path, problem=_reason(path)))

@@ -193,16 +193,16 @@ class SnapshotStore:
         """The newest snapshot that `read` accepts, with what it read; None if there is none.
 
         `read` raises CorruptSnapshotError for files that are not what the manifest says. A writer sets such a
-        snapshot aside and removes what unfinished saves left; a reader only passes over it. A snapshot that cannot
-        be read just now (EIO) is passed over and stays where it is; SnapshotError if no other one can be used, since
-        to begin anew would throw away all steps for an error that may be over in a minute. IncompatibleSnapshotError
-        goes through: the snapshot is good and the program does not fit.
+        snapshot aside and removes what unfinished saves left; a reader only passes over it, and looks again where the
+        job has saved meanwhile. A snapshot that cannot be read just now (EIO) is passed over and stays where it is;
+        SnapshotError if no other one can be used, since to begin anew would throw away all steps for an error that may
+        be over in a minute. IncompatibleSnapshotError goes through: the snapshot is good and the program does not fit.
         """
         if self.fence is not None:
             self.fence.check()
             self._remove_temporaries()
-        known = len(self.unreadable)
-        for step in reversed(self.steps()):
+        known, steps = len(self.unreadable), self.steps()
+        for step in reversed(steps):
             directory = self.path(step)
             try:
                 manifest = manifest_in(directory)
@@ -214,6 +214,10 @@ class SnapshotStore:
             except OSError as error:
                 log.warning("snapshot %s cannot be read (%s); trying the one before", directory, error)
                 self.unreadable.append(SnapshotInfo(step, directory, problem=str(error)))
+        if self.fence is None and not set(self.steps()) <= set(steps):
+            # the job has saved meanwhile, and its retention removed what was found here
+            del self.unreadable[known:]
+            return self.load_newest(read)
         if unreadable := self.unreadable[known:]:
             these = ", ".join(f"{info.path.name} ({info.problem})" for info in unreadable)
             raise SnapshotError(
