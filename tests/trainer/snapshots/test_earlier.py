@@ -75,6 +75,29 @@ def test_one_run_back_is_kept(tmp_path: Path) -> None:
     assert aside(tmp_path) == {"uid-3": [2, 4]}
 
 
+class Holds(Disk):
+    """A process of the node has a file of a folder open: a client of NFS keeps both."""
+
+    def __init__(self, held: Path) -> None:
+        self.held = held
+
+    def remove_tree(self, path: Path) -> None:
+        if path == self.held:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        super().remove_tree(path)
+
+
+def test_a_folder_that_is_still_open_keeps_no_job_from_beginning_anew(tmp_path: Path) -> None:
+    saved(tmp_path, 1, until=2)
+    saved(tmp_path, 2, until=4)
+    fence = Fence.acquire(tmp_path, created=3, attempt=0, uid="uid-3")
+    earlier.set_aside(tmp_path, fence, Holds(tmp_path / "earlier" / "uid-2"))
+    assert aside(tmp_path) == {"uid-2": [2], "uid-3": [2, 4]}
+    saved(tmp_path, 3, until=6)
+    assert run(tmp_path, 4).snapshots.resume() is None
+    assert aside(tmp_path) == {"uid-4": [2, 4, 6]}
+
+
 def test_what_cannot_be_read_is_set_aside_too(tmp_path: Path) -> None:
     saved(tmp_path, 1, until=4)
     spoil(tmp_path / "step-000000000004")

@@ -55,12 +55,22 @@ def set_aside(directory: Path, fence: Fence, disk: Disk | None = None) -> None:
         fence.check()
         for older in aside.parent.iterdir():
             if older not in (aside, unfinished):
-                disk.remove_tree(older)
+                _discard(older, disk)
     if not is_finished:
         disk.rename(unfinished, aside)
         disk.fsync(aside.parent)
     if others:
         log.warning("this job begins anew: snapshots of an earlier one (%d) are now in %s", len(others), aside)
+
+
+def _discard(older: Path, disk: Disk) -> None:
+    """Delete what another job had set aside. A client of NFS keeps a folder in which something is open: that stays for
+    the next job that begins anew.
+    """
+    try:
+        disk.remove_tree(older)
+    except OSError as error:
+        log.warning("%s is not deleted yet: %s", older, error)
 
 
 def _of_others(directory: Path, uid: str, *, unreadable: bool) -> Iterator[Path]:
