@@ -194,6 +194,24 @@ def test_a_request_that_cannot_be_read_now_is_carried_out_later(job: Path, monke
     assert resumed(job, 2) == 2
 
 
+def test_a_client_that_remembers_that_there_was_no_request_is_made_to_ask_the_server(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of NFS, which drops what it knows of a folder when it sets the folder's time."""
+    restore.ask(job, 2)
+    request = (job / restore.REQUEST).read_bytes()
+    (job / restore.REQUEST).unlink()
+    utime = os.utime
+
+    def refresh(path: Any, *args: Any, **more: Any) -> None:
+        if path == job:
+            (job / restore.REQUEST).write_bytes(request)
+        utime(path, *args, **more)
+
+    monkeypatch.setattr(os, "utime", refresh)
+    assert resumed(job, 1) == 2
+
+
 def test_checkpoints_of_the_program_are_restored_and_set_aside_as_well(job: Path) -> None:
     for step in (3, 5):
         checkpoint(job, attempt=1, step=step)
