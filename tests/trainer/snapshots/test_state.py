@@ -111,7 +111,9 @@ class Opaque:
 
 
 @pytest.mark.parametrize(
-    "value", [Opaque(), lambda: None, Opaque, torch.Generator()], ids=["object", "function", "class", "generator"]
+    "value",
+    [Opaque(), lambda: None, Opaque, torch.Generator(), np.longdouble(1)],
+    ids=["object", "function", "class", "generator", "longdouble"],
 )
 def test_what_a_snapshot_cannot_hold_is_refused_with_its_path(value: Any) -> None:
     with pytest.raises(SnapshotError, match=r"groups\.0\.hook is a .* return only tensors"):

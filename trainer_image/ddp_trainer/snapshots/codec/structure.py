@@ -42,7 +42,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor], *, sharded: bool =
             return value
         case Deferred() if not sharded:
             return value
-        case np.generic():
+        case np.generic() if not isinstance(value.item(), np.generic):  # Python has none for a longdouble
             return encode(value.item(), path, tensors, sharded=sharded)
         case int():
             return int(value)
