@@ -97,6 +97,27 @@ def test_what_a_job_removes_meanwhile_is_not_called_bad(
     assert older == (["step 1: removed meanwhile, as by a job that runs"] if command == "verify" else [])
 
 
+@pytest.mark.parametrize("command", ["verify", "ls"])
+def test_what_a_job_saves_meanwhile_is_shown_where_it_removes_all_that_there_was(
+    command: str, models: Any, volume: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps one."""
+    shutil.rmtree(volume.step(1))
+    store = volume.writer(keep=1)
+    read = Manifest.read
+
+    def late(directory: Path) -> Manifest:
+        monkeypatch.setattr(Manifest, "read", read)
+        volume.save(store, 3)
+        return read(directory)
+
+    monkeypatch.setattr(Manifest, "read", late)
+    assert main([command, str(volume.directory)]) == 0
+    *gone, newest = capsys.readouterr().out.splitlines()
+    assert newest.split()[:2] == ["step", "3:" if command == "verify" else "3"]
+    assert gone == (["step 2: removed meanwhile, as by a job that runs"] if command == "verify" else [])
+
+
 def test_verify_of_one_step_that_is_not_there_fails(
     models: Any, volume: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

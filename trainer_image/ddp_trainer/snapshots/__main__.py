@@ -101,8 +101,10 @@ def _verify(stores: Sequence[SnapshotStore], step: int | None) -> int:
             manifest = store.verify(number)
             print(f"{store.series} {number}: ok, {len(manifest.files)} files, {manifest.total_bytes:,} bytes")
         except (SnapshotError, OSError) as error:
-            if step is None and number not in store.steps():
+            if step is None and number not in (there := store.steps()):
                 print(f"{store.series} {number}: removed meanwhile, as by a job that runs")
+                # what it has saved since: with one that is kept, nothing would be verified otherwise
+                found += [(store, other) for other in reversed(there) if (store, other) not in found]
                 continue
             bad += 1
             print(f"{store.series} {number}: BAD, {error}")

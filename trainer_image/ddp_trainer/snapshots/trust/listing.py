@@ -35,7 +35,9 @@ def manifest_in(snapshot: Path) -> Manifest:
 
 
 def listing(directory: Path, series: Series = "step") -> Sequence[SnapshotInfo]:
-    """All snapshots by their manifests, newest first, then those that were set aside."""
+    """All snapshots by their manifests, newest first, then those that were set aside. Listed again where the retention
+    of a job that runs removed one meanwhile: the job has saved another one then.
+    """
     found = []
     for step in reversed(steps_in(directory, series)):
         path = directory / step_directory(step, series)
@@ -44,8 +46,9 @@ def listing(directory: Path, series: Series = "step") -> Sequence[SnapshotInfo]:
             size, finite = manifest.total_bytes, manifest.loss_is_finite
             found.append(SnapshotInfo(step, path, manifest.time, manifest.kind, size, loss_is_finite=finite))
         except (SnapshotError, OSError) as error:
-            if step in steps_in(directory, series):  # or it was removed meanwhile, by the retention of a job that runs
-                found.append(SnapshotInfo(step, path, problem=str(error)))
+            if step not in steps_in(directory, series):
+                return listing(directory, series)
+            found.append(SnapshotInfo(step, path, problem=str(error)))
     for step in reversed(set_aside_in(directory, series)):
         path = directory / (step_directory(step, series) + CORRUPT)
         found.append(SnapshotInfo(step, path, problem=_reason(path)))
