@@ -82,7 +82,7 @@ def supersede(directory: Path, disk: Disk) -> None:
     It counts all the same: the batches of those steps are skipped.
     """
     if pending := _pending(directory):
-        log.warning("%d rollbacks that were asked for remove nothing: a restore comes first", len(pending))
+        log.warning("the rollbacks asked for (%d) remove no snapshot: a restore comes first", len(pending))
         _close(directory, pending, disk)
 
 
