@@ -77,9 +77,12 @@ class Display(Protocol):
 
 
 def display_for(stream: TextIO) -> Display:
-    """The live one if `stream` is a terminal that can move its cursor."""
+    """The live one if `stream` is a terminal that can move its cursor. FORCE_COLOR and TTY_COMPATIBLE, which CI sets,
+    make rich take a file for a terminal.
+    """
     console = Console(file=stream)
-    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else PlainDisplay(stream)
+    is_live = stream.isatty() and console.is_terminal and not console.is_dumb_terminal
+    return LiveDisplay(console) if is_live else PlainDisplay(stream)
 
 
 class PlainDisplay:

@@ -129,6 +129,13 @@ def test_lines_have_no_control_characters() -> None:
     assert "\r" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_file_gets_lines_where_ci_has_colours_forced(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    assert Console(file=io.StringIO()).is_terminal
+    assert isinstance(display_for(io.StringIO()), PlainDisplay)
+
+
 def test_a_terminal_obeys_nothing_that_a_job_has_said() -> None:
     """Its events and its failures have words of its own, which another person may read."""
     evil, shown = "\x1b]0;title\x07\x1b[2Jgone", "]0;title[2Jgone"
