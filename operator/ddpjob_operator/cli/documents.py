@@ -104,7 +104,7 @@ def read_documents(name: str) -> list[Document]:
             found.append((loader.construct_document(node), node, twice))
     except yaml.YAMLError as error:
         raise BadFile((_not_yaml(name, text, error),)) from error
-    except (ValueError, KeyError, AttributeError) as error:  # a date, a number or a truth value that is none
+    except (ValueError, LookupError, AttributeError) as error:  # a date, a number or a truth value that is none
         raise BadFile((f"{name}: is not valid YAML: {error}; write the value in quotes",)) from error
     finally:
         loader.dispose()

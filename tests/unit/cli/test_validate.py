@@ -211,6 +211,7 @@ HOSTILE = {
     "a date that is none": ("a: !!timestamp 2026-13-45\n", "is not valid YAML: month must be in 1..12"),
     "a date that is a word": ("a: !!timestamp soon\n", "is not valid YAML: "),
     "a truth that is none": ("a: !!bool maybe\n", "is not valid YAML: 'maybe'"),
+    "a number that is empty": ('a: !!int ""\n', "is not valid YAML: string index out of range; write the value"),
     "a tag of Python's": ("a: !!python/object/apply:os.system [true]\n", "is not valid YAML: "),
     "a key that is a list": ("? [a, b]\n: 1\n", "is not valid YAML: "),
 }
