@@ -20,10 +20,9 @@ def written_in(script: Path, mount: Path, shared: Path) -> tuple[int, str] | Non
     if mount.exists() and mount.samefile(shared):
         return None
     try:
-        tree = ast.parse(script.read_bytes())
+        return min(_below_the_volume(ast.parse(script.read_bytes())), default=None)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
-    return min(_below_the_volume(tree), default=None)
 
 
 def _below_the_volume(node: ast.AST) -> Iterator[tuple[int, str]]:

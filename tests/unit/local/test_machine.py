@@ -283,6 +283,7 @@ def test_a_script_that_an_initializer_may_bring_is_not_missed(tmp_path: Path) ->
         ('"""Its data is in /mnt/shared/datasets."""', None),
         ('open("/mnt/shared-with-others")', None),
         ("this is not Python", None),
+        ("total = " + " + ".join(["1"] * 1_200), None),
     ],
 )
 def test_a_script_that_has_the_volumes_path_in_its_text_is_refused_where_it_means_nothing(
