@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from ddpjob_operator.submit.pack import FETCHED, BadCode, File, digest, files_in
 def get_code(cluster: Cluster, name: str, folder: Path) -> int:
     """Write the code of a job to a new folder."""
 
-    if folder.exists():
+    if os.path.lexists(folder):
         print(f"error: {folder} exists; name a new folder with --to", file=sys.stderr)
         return REFUSED
 
@@ -51,9 +52,16 @@ def _marker(name: str) -> File:
 
 
 def _write(files: list[File], folder: Path) -> None:
-    """All of them, or no folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    """All of them, or no folder.
+
+    Raises:
+        ApiError: a file or folder cannot be written; the message names it.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
     try:
         for file in files:
             path = beside / file.path
@@ -64,4 +72,10 @@ def _write(files: list[File], folder: Path) -> None:
         beside.rename(folder)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
-        raise ApiError(0, "CannotWrite", f"{error.filename}: {error.strerror}") from error
+        raise _cannot_write(folder, error) from error
+
+
+def _cannot_write(folder: Path, error: OSError) -> ApiError:
+    """That of a full disk names no file."""
+    place = error.filename or folder
+    return ApiError(0, "CannotWrite", f"{place}: {error.strerror}; name a folder that you may write to with --to")

@@ -53,3 +53,10 @@ async def test_it_can_be_submitted_from_itself(fetched: tuple[Path, str], monkey
 async def test_a_script_in_it_is_refused_with_the_folder_to_submit_from(fetched: tuple[Path, str]) -> None:
     with pytest.raises(BadFile, match="because `ddpjob code` wrote train-code; submit from that folder"):
         read_given(Given("train-code/train.py"))
+
+
+async def test_a_folder_that_cannot_be_made_is_named(
+    fetched: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await asyncio.to_thread(get_code, Cluster(namespace="default"), "train", Path("train.py/code")) == 2
+    assert capsys.readouterr().err == "error: train.py: File exists; name a folder that you may write to with --to\n"
