@@ -120,6 +120,9 @@ def with_packed_code(
         packed = pack(base / Path(code["path"]).expanduser(), exclude, added)
     except BadCode as error:
         raise BadCode(f"spec.code.path: {error}") from error
+    except OSError as error:  # a name that is too long, or a folder that may not be entered
+        named = f"{error.filename}: {error.strerror}; name the folder that has the script"
+        raise BadCode(f"spec.code.path: {named}") from error
     script = _field(_field(spec, "entrypoint"), "script")
     for where, path in (("spec.entrypoint.script", script), ("spec.code.requirements", code.get("requirements"))):
         if isinstance(path, str) and not path.startswith("/") and ".." not in path and path not in packed.paths:
@@ -139,9 +142,9 @@ def _field(value: Any, name: str) -> Any:
 
 def _missing(path: str, packed: PackedCode) -> str:
     for folder in PurePosixPath(path).parents[:-1]:
-        if (packed.folder / folder / FETCHED).exists():
+        if _is_there(packed.folder / folder / FETCHED):
             return f"{path!r} is left out, because `ddpjob code` wrote {folder}; submit from that folder, or move it"
-    if (packed.folder / path).exists():
+    if _is_there(packed.folder / path):
         plain = os.path.relpath(os.path.realpath(packed.folder / path), os.path.realpath(packed.folder))
         if plain in packed.paths:
             return f"{path!r} is {plain} of that folder; write its path so"
@@ -150,3 +153,11 @@ def _missing(path: str, packed: PackedCode) -> str:
     close = difflib.get_close_matches(path, packed.paths, n=1)
     hint = f"did you mean {close[0]}?" if close else "write its path in that folder"
     return f"{path!r} is not in {packed.folder}; {hint}"
+
+
+def _is_there(path: Path) -> bool:
+    """False for a text that is too long for a path, such as a program in place of one."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -199,6 +199,14 @@ def test_a_path_in_a_file_that_is_not_as_packed_is_not_said_to_be_ignored(here: 
     assert line.endswith(f"spec.entrypoint.script: {path!r} is src/train.py of that folder; write its path so")
 
 
+def test_a_program_in_place_of_the_path_of_a_script_is_not_in_the_folder(here: Path) -> None:
+    program = "import torch\n" + "print(torch.ones(2))\n" * 40
+    (here / "job.yaml").write_text(yaml.safe_dump(job(code={"path": "."}, entrypoint={"script": program})))
+    (line,) = check_files(["job.yaml"]).problems
+    assert "spec.entrypoint.script: 'import torch\\nprint" in line
+    assert line.endswith(" is not in .; write its path in that folder")
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -207,6 +215,7 @@ def test_a_path_in_a_file_that_is_not_as_packed_is_not_said_to_be_ignored(here: 
             "job.yaml:10: spec.code.path: nowhere: is not a folder; name the one that has the script",
         ),
         ({"path": 7}, "job.yaml:10: spec.code.path: 7 is not a path"),
+        ({"path": "n" * 300}, "nnn: File name too long; name the folder that has the script"),
         ({"path": ".", "sha256": "0"}, "job.yaml:10: spec.code.path: '.' is packed now, and sha256 is of packed code"),
         (
             {"path": ".", "requirement": "a"},
