@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED
+from ddpjob_operator.home import expanded
 from ddpjob_operator.page.cluster import ClusterSource
 from ddpjob_operator.page.folder import FolderSource
 from ddpjob_operator.page.links import LinkTemplate
@@ -21,7 +22,7 @@ from ddpjob_operator.runtime.client import Client
 
 def show_folder(shared: Path, address: str, port: int, links: Sequence[LinkTemplate] = ()) -> int:
     """Until Ctrl-C; the exit code."""
-    if not shared.expanduser().is_dir():
+    if not expanded(shared).is_dir():
         print(f"error: --shared {shared}: no such folder; name the one that ddpjob run uses", file=sys.stderr)
         return REFUSED
     try:

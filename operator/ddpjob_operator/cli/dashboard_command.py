@@ -52,6 +52,7 @@ def dashboard(
     """
     from ddpjob_operator.cli.dashboard import show_cluster, show_folder
     from ddpjob_operator.cli.on_cluster import Cluster
+    from ddpjob_operator.home import expanded
     from ddpjob_operator.page.links import parse_template
     from ddpjob_operator.page.volumes import Volumes
 
@@ -73,7 +74,7 @@ def dashboard(
     if shared is not None and volume_of is None:
         raise typer.Exit(show_folder(shared, address, port, links))
     try:
-        volumes = Volumes.at(shared.expanduser(), volume_of) if shared is not None and volume_of is not None else None
+        volumes = Volumes.at(expanded(shared), volume_of) if shared is not None and volume_of is not None else None
     except ValueError as error:
         raise refused((str(error),)) from None
     raise typer.Exit(show_cluster(Cluster(context, namespace), everywhere, address, port, links, volumes))

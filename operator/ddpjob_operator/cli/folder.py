@@ -19,6 +19,7 @@ from ddpjob_operator.cli.parameters import FAILED, REFUSED, SUCCEEDED, Output
 from ddpjob_operator.cli.terminal import print_line, print_note
 from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.follow.why import Answer
+from ddpjob_operator.home import expanded
 from ddpjob_operator.page.folder import FolderLogs, NoTimes, answer_of, reports_of
 from ddpjob_operator.page.records import record_of
 from ddpjob_operator.page.shared import Shared
@@ -80,7 +81,7 @@ async def _follow(logs: FolderLogs) -> None:
 
 def job_in(folder: Path, name: str) -> Shared | None:
     """The folder, if it has such a job; else one line says which it has."""
-    shared = Shared(folder.expanduser().resolve())
+    shared = Shared(expanded(folder).resolve())
     if shared.has(name):
         return shared
     known = ", ".join(shared.job_names()) or "none"

@@ -33,6 +33,7 @@ from ddpjob_operator.follow.volume_snapshots import (
     run_on_volume,
     snapshots_on_volume,
 )
+from ddpjob_operator.home import expanded
 from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot
 from ddpjob_operator.runtime.client import Client
 from ddpjob_operator.submit.pack import size_in_words
@@ -43,7 +44,7 @@ SECONDS_BETWEEN_NOTES = 5.0
 
 def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ()) -> int:
     """Run the trainer's command on a folder of this machine; its exit code."""
-    checkpoints = shared.expanduser().absolute() / "checkpoints"
+    checkpoints = expanded(shared).absolute() / "checkpoints"
     directory = checkpoints / name
     is_name = re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) is not None
     if is_name and command == "ls" and not directory.is_dir() and (checkpoints.parent / "logs" / name).is_dir():

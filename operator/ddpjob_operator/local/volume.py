@@ -37,9 +37,12 @@ def open_shared(folder: Path) -> Path:
     """The folder as an absolute path, made if it is not there, and tried by writing into it.
 
     Raises:
-        VolumeError: if it is no folder or cannot be written to.
+        VolumeError: if it is no folder, cannot be written to, or is in a home directory that is not known.
     """
-    shared = folder.expanduser().absolute()
+    try:
+        shared = folder.expanduser().absolute()
+    except RuntimeError as error:  # made as it is, it would be a folder with the name ~
+        raise VolumeError(f"--shared {folder}: {folder.parts[0]} is no home directory; write the whole path") from error
     try:
         if not shared.exists():
             shared.mkdir(parents=True)

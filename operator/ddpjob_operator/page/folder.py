@@ -19,6 +19,7 @@ from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.follow.lines import Line, Wanted, is_wanted, last_of, parse_line
 from ddpjob_operator.follow.table import printable
 from ddpjob_operator.follow.why import Answer, Section, Seen, why
+from ddpjob_operator.home import expanded
 from ddpjob_operator.page import files
 from ddpjob_operator.page.files import Tail
 from ddpjob_operator.page.list_view import size_in_words, tone_of
@@ -56,7 +57,7 @@ class FolderSource:
 
     @classmethod
     def at(cls, folder: Path) -> FolderSource:
-        return cls(Shared(folder.expanduser().resolve()))
+        return cls(Shared(expanded(folder).resolve()))
 
     @property
     def scope(self) -> Scope:

@@ -22,6 +22,7 @@ import yaml
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config
 
+from ddpjob_operator.home import expanded
 from ddpjob_operator.runtime.decode import ShallowResponse
 from ddpjob_operator.runtime.errors import NO_CONFIGURATION, ApiError, without_frames
 from ddpjob_operator.runtime.kubeconfig import load
@@ -194,13 +195,13 @@ def _namespace_of_pod() -> str:
 
 def _kubeconfig() -> str:
     """The kubeconfig to use, which may be a list of paths as in $PATH; empty if there is none."""
-    default = Path.home() / ".kube" / "config"
+    default = expanded(Path("~/.kube/config"))
     return os.environ.get("KUBECONFIG") or (str(default) if default.is_file() else "")
 
 
 def _refuse_if_missing(files: str) -> None:
     """The loader only warns, and then misses the content. Where there are several paths, one file is enough."""
-    if not any(Path(file).expanduser().exists() for file in files.split(os.pathsep) if file):
+    if not any(expanded(Path(file)).exists() for file in files.split(os.pathsep) if file):
         raise FileNotFoundError("there is no such file")
 
 

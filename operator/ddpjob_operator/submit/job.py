@@ -13,6 +13,7 @@ from typing import Any
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import DDPJobSpec
 from ddpjob_operator.core.values.job import Job
+from ddpjob_operator.home import expanded
 from ddpjob_operator.submit.pack import FETCHED, NOTHING, BadCode, PackedCode, name_of, pack, pattern_that_sends
 from ddpjob_operator.wire.links import annotations_of_links
 
@@ -117,7 +118,7 @@ def with_packed_code(
     if not isinstance(code["path"], str):
         raise BadCode(f"spec.code.path: {code['path']!r} is not a path; write the folder with the script")
     try:
-        packed = pack(base / Path(code["path"]).expanduser(), exclude, added)
+        packed = pack(base / expanded(Path(code["path"])), exclude, added)
     except BadCode as error:
         raise BadCode(f"spec.code.path: {error}") from error
     except OSError as error:  # a name that is too long, or a folder that may not be entered

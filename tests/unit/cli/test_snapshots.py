@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.local_run import PACKAGES
 
+from ddpjob_operator.cli.dashboard import show_folder
+from ddpjob_operator.cli.folder import job_in
 from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.cli.snapshots import run_here, show_here, what_begins_it
 from ddpjob_operator.local.volume import lock_job, newest_snapshot
@@ -83,6 +85,14 @@ def test_a_job_that_has_only_logs_has_no_snapshots(
     assert show_here(shared, "began", output) == 0
     assert capsys.readouterr().out == said.format(shared)
     assert run_here(shared, "began", "rm", ["--step", "10"]) == 2
+
+
+def test_a_home_directory_that_is_not_known_has_no_job(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("~no-such-user/shared")
+    assert (run_here(folder, "digits", "ls"), job_in(folder, "digits"), show_folder(folder, "", 0)) == (2, None, 2)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3
+    assert all("~no-such-user/shared" in line for line in said)
 
 
 @pytest.mark.parametrize("name", ["digitz", "../digits", "."])

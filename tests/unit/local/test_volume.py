@@ -85,6 +85,13 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         open_shared(tmp_path / "shared")
 
 
+def test_a_home_directory_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(VolumeError, match=r"--shared ~no-such-user/x: ~no-such-user is no home directory; write the"):
+        open_shared(Path("~no-such-user/x"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unwritable_folder_is_refused() -> None:
     with pytest.raises(VolumeError, match=r"--shared /proc/ddpjob: .*; choose a folder that you may write to"):
         open_shared(Path("/proc/ddpjob"))

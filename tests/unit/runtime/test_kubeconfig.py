@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,23 @@ async def test_the_context_is_the_one_that_kubectl_uses(
     found = await log_in(context)
     assert (found.server, found.namespace) == (f"http://{chosen}.test", f"{chosen}-jobs")
     assert found.headers["Authorization"] == f"Bearer token-of-{chosen}"
+
+
+async def test_a_user_without_a_home_directory_may_name_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a container's, whose number no account has."""
+
+    def unknown(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setenv("KUBECONFIG", str(write(tmp_path / "dev", "dev", "dev")))
+    assert (await log_in()).server == "http://dev.test"
+    monkeypatch.delenv("KUBECONFIG")
+    with pytest.raises(ApiError, match="kubeconfig"):
+        await log_in()
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,7 @@ def test_a_program_in_place_of_the_path_of_a_script_is_not_in_the_folder(here: P
             {"path": "nowhere"},
             "job.yaml:10: spec.code.path: nowhere: is not a folder; name the one that has the script",
         ),
+        ({"path": "~no-such-user/x"}, "spec.code.path: ~no-such-user/x: is not a folder; name the one"),
         ({"path": 7}, "job.yaml:10: spec.code.path: 7 is not a path"),
         ({"path": "n" * 300}, "nnn: File name too long; name the folder that has the script"),
         ({"path": ".", "sha256": "0"}, "job.yaml:10: spec.code.path: '.' is packed now, and sha256 is of packed code"),
