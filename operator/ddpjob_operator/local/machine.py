@@ -39,6 +39,8 @@ from ddpjob_operator.local.script_paths import written_in
 
 _NEEDED = ("torch", "ddp_trainer")
 _LONGEST_COMMAND = 200
+_PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+")
+"""One that means itself in a shell, as in shlex.quote, also with letters beyond ASCII."""
 _DEVICE = re.compile(r"\d+|(GPU|MIG)-\S+")
 _INSTALL = "install ddpjob[cli,trainer], as `pip install '.[cli,trainer]'` in a checkout does"
 CGROUP = Path("/sys/fs/cgroup")
@@ -143,6 +145,12 @@ def _missing_data(job: Job, machine: Machine) -> Iterator[str]:
                 f"spec.initializers {item.name}: the claim {claim} is in a cluster, and there is none here; "
                 f"put a copy at {machine.shared / item.path} and remove the initializer"
             )
+        if item.script is not None and _is_taken_apart(item.script, machine.shared):
+            yield (
+                f"spec.initializers {item.name}: its script names {SHARED_PATH}, for which {machine.shared} stands, "
+                'and a shell would take it apart: write "$DDPJOB_SHARED" for it, with its quotes, as is right on '
+                "a cluster too, or choose a --shared folder without blanks and special characters"
+            )
     if job.spec.initializers:
         pod = build_initializer(_admitted(job), 0)
         for container in initializer_containers(pod):
@@ -150,6 +158,13 @@ def _missing_data(job: Job, machine: Machine) -> Iterator[str]:
                 build_command(pod, machine, Endpoints(0, 0, Path()), container=container)
             except NotOnThisMachine as refusal:
                 yield from (f"spec.initializers {container['name']}: {problem}" for problem in refusal.problems)
+
+
+def _is_taken_apart(script: str, shared: Path) -> bool:
+    """Whether the path that takes the place of the volume's in a shell script may be more than a part of one word: the
+    script could then delete files outside of the folder.
+    """
+    return on_volume(script, shared) != script and _PLAIN_PATH.fullmatch(str(shared)) is None
 
 
 def seats(spec: DDPJobSpec) -> int:

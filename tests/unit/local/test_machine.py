@@ -262,6 +262,24 @@ def test_credentials_of_an_initializer_come_from_the_shell(
     assert all("spec.initializers weights: " in problem and "export HF_TOKEN=" in problem for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("folder", "script", "refused"),
+    [
+        ("data new/shared", "rm -rf /mnt/shared/datasets/x && fetch", True),
+        ("ann's", "cd '/mnt/shared/datasets'", True),
+        ("a$b", "ls /mnt/shared", True),
+        ("data new/shared", 'rm -rf "$DDPJOB_SHARED/datasets/x"', False),
+        ("grün/shared-2", "rm -rf /mnt/shared/datasets/x", False),
+    ],
+)
+def test_a_folder_that_a_shell_takes_apart_is_not_put_into_a_script(
+    tmp_path: Path, folder: str, script: str, refused: bool
+) -> None:
+    found = missing(tmp_path / folder, {}, initializers=[{"name": "x", "path": "datasets/x", "script": script}])
+    assert len(found) == refused
+    assert all(f"x: its script names /mnt/shared, for which {tmp_path / folder} stands," in line for line in found)
+
+
 def test_a_script_that_an_initializer_may_bring_is_not_missed(tmp_path: Path) -> None:
     entrypoint = {"script": "/mnt/shared/code/train.py"}
     clone = {"name": "code", "path": "code", "script": "git clone https://example.com/code.git code"}
