@@ -144,6 +144,7 @@ def run(
     from ddpjob_operator.cli.documents import BadFile
     from ddpjob_operator.cli.run import run as run_here
     from ddpjob_operator.cli.submission import Given, read_given
+    from ddpjob_operator.local.volume import written_by_runs
 
     options = {
         "name": name, "nodes": nodes, "gpus": gpus, "procs_per_node": procs_per_node, "image": image,
@@ -151,7 +152,7 @@ def run(
     }  # fmt: skip
     try:
         given = Given(target_of(file, filename), args or (), options, env or (), fresh=fresh)
-        submission = read_given(given, exclude=(shared,))
+        submission = read_given(given, exclude=written_by_runs(shared))
     except BadFile as error:
         raise refused(error.problems) from None
     raise typer.Exit(run_here(submission, shared, chaos, logs))

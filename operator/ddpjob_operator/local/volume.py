@@ -19,9 +19,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ddpjob_operator.core.failure.log_tail import last_states, whole_lines
+from ddpjob_operator.home import expanded
 
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _TOKEN = re.compile(r"([0-9]{12})-[0-9]{6}-[A-Za-z0-9][A-Za-z0-9.-]{0,127}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TAIL_LINES = 40
 _TAIL_BYTES = 4096
 _READ_BYTES = 256 << 10
@@ -44,12 +46,15 @@ def open_shared(folder: Path) -> Path:
     except RuntimeError as error:  # made as it is, it would be a folder with the name ~
         raise VolumeError(f"--shared {folder}: {folder.parts[0]} is no home directory; write the whole path") from error
     try:
-        if not shared.exists():
-            shared.mkdir(parents=True)
-            # no code of the folder that it is in, for git and for `ddpjob submit`
-            (shared / ".gitignore").write_text("*\n")
-        for name in _FOLDERS:
-            (shared / name).mkdir(parents=True, exist_ok=True)
+        if shared.exists():
+            for name in _FOLDERS:
+                _make_hidden(shared / name)
+            with suppress(OSError):  # a job without a script needs none
+                _make_hidden(shared / "work")
+        else:
+            _make_hidden(shared)
+            for name in _FOLDERS:
+                (shared / name).mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=shared / "checkpoints") as probe:
             probe.write(b"\0")
             probe.flush()
@@ -58,6 +63,21 @@ def open_shared(folder: Path) -> Path:
         fix = "delete files there, or choose another folder" if full else "choose a folder that you may write to"
         raise VolumeError(f"--shared {shared}: {error.strerror}; {fix}") from error
     return shared
+
+
+def _make_hidden(folder: Path) -> None:
+    """If it is not there, make a folder that is no code of the one that it is in, for git and for `ddpjob submit`."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n")
+
+
+def written_by_runs(folder: Path) -> tuple[Path, ...]:
+    """The shared folder, and what runs write into it, which is no code where that of the code is the shared one."""
+    shared = expanded(folder)
+    names = ("checkpoints", "logs", "work", "envs")
+    packed = (path for path in (shared / "code").glob("*") if _DIGEST.fullmatch(path.name))
+    return shared, *(shared / name for name in names), *packed
 
 
 def folder_is_gone() -> bool:

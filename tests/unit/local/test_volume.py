@@ -23,7 +23,9 @@ from ddpjob_operator.local.volume import (
     newest_snapshot,
     open_shared,
     process_start,
+    written_by_runs,
 )
+from ddpjob_operator.submit.pack import pack
 
 HOLD = """
 import sys
@@ -77,6 +79,28 @@ def test_a_new_folder_has_what_the_volume_has(tmp_path: Path) -> None:
 
 def test_a_folder_that_somebody_made_is_left_as_it_is(tmp_path: Path) -> None:
     assert not (open_shared(tmp_path) / ".gitignore").exists()
+
+
+@pytest.mark.parametrize(("place", "exclude"), [(".", True), ("runs", False)])
+def test_what_a_run_writes_into_a_folder_that_was_there_is_no_code(tmp_path: Path, place: str, exclude: bool) -> None:
+    """`ddpjob run --shared .` leaves the folders of runs out, and every command what is in a folder that a run made."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "code").mkdir()
+    for name in ("train.py", "code/model.py"):
+        (tmp_path / name).write_text("print(1)")
+    before = pack(tmp_path)
+    shared = open_shared(tmp_path / place)
+    for name in ("checkpoints/train/step-000000000010/state", "logs/train/status.json", "work/train/train.py"):
+        (shared / name).parent.mkdir(parents=True)
+        (shared / name).write_text("written")
+    if exclude:
+        for name in (f"code/{before.sha256}/train.py", "envs/0/x.py"):
+            (shared / name).parent.mkdir(parents=True)
+            (shared / name).write_text("written")
+        for name in ("checkpoints", "logs", "work"):
+            (shared / name / ".gitignore").unlink()  # as in a folder of an earlier version
+    after = pack(tmp_path, written_by_runs(shared) if exclude else ())
+    assert (after.sha256, after.left_out) == (before.sha256, ())
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
