@@ -1,8 +1,9 @@
 """A folder of code, packed for the ConfigMaps of a job (docs/contracts.md section 2).
 
-Left out is what git would leave out (.gitignore), what .ddpjobignore lists in the same form, and what is no code of
-this folder: repositories, caches, virtual environments, private keys, folders that `ddpjob code` wrote. The digest is
-of the files and not of the archives, so that it does not depend on a version of zlib, nor on what is in which archive.
+Left out is what git would leave out (.gitignore and its other lists), what .ddpjobignore lists in the same form, and
+what is no code of this folder: repositories, caches, virtual environments, private keys, folders that `ddpjob code`
+wrote. The digest is of the files and not of the archives, so that it does not depend on a version of zlib, nor on what
+is in which archive.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import NamedTuple
 from pathspec import GitIgnoreSpec
 
 from ddpjob_operator.api.pod import MOST_CODE_PARTS
+from ddpjob_operator.submit.git_excludes import lists_of_git
 
 MOST_PART_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB (ConfigMap validation of the API server), its keys included."""
@@ -270,12 +272,16 @@ class Rules(NamedTuple):
 
 def _rules_of(folder: Path) -> Iterator[Rules]:
     for name in _IGNORE_FILES:
-        try:
-            text = (folder / name).read_text("utf-8-sig", errors="replace")
-        except OSError:
-            continue
-        spec = GitIgnoreSpec.from_lines(line for line in text.splitlines() if _is_pattern(line))
-        yield Rules(folder, spec, name == _OURS)
+        yield from _rules_in(folder / name, folder)
+
+
+def _rules_in(file: Path, folder: Path) -> Iterator[Rules]:
+    try:
+        text = file.read_text("utf-8-sig", errors="replace")
+    except OSError:
+        return
+    spec = GitIgnoreSpec.from_lines(line for line in text.splitlines() if _is_pattern(line))
+    yield Rules(folder, spec, file.name == _OURS)
 
 
 def _is_pattern(line: str) -> bool:
@@ -288,13 +294,16 @@ def _is_pattern(line: str) -> bool:
 
 
 def _rules_above(folder: Path) -> list[Rules]:
-    """Those of the git repository that the folder is in."""
+    """Those of the git repository that the folder is in, and of its user."""
     above: list[Rules] = []
     inner = folder.resolve()
     while inner.parent != inner and not (inner / ".git").exists():
         inner = inner.parent
         above = [*_rules_of(inner), *above]
-    return above if (inner / ".git").exists() else []
+    if not (inner / ".git").exists():
+        return []
+    top = folder if inner == folder.resolve() else inner
+    return [*(rule for file in lists_of_git(inner) for rule in _rules_in(file, top)), *above]
 
 
 def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: dict[str, int], top: Path) -> bool:

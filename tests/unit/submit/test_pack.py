@@ -102,6 +102,49 @@ def test_what_git_ignores_is_left_out(tmp_path: Path, below: str) -> None:
     assert len(kept) >= 3
 
 
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", folder, "-c", "user.name=Ann", "-c", "user.email=ann@example.com", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("below", ["", "pkg"])
+@pytest.mark.parametrize("place", ["clone", "worktree", "configured"])
+def test_what_git_ignores_in_this_clone_or_for_this_user_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, below: str
+) -> None:
+    clone = top = tmp_path / "clone"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    git(tmp_path, "init", "-q", str(clone))
+    (clone / ".git" / "info").mkdir(exist_ok=True)
+    users = tmp_path / ("mine" if place == "configured" else "git/ignore")
+    write(tmp_path, **{"clone/.git/info/exclude": "private/\n/first.txt\n!kept.note\n"})
+    write(tmp_path, **{users.relative_to(tmp_path).as_posix(): "*.note\nwanted.md\n"})
+    if place == "configured":
+        git(clone, "config", "core.excludesFile", str(users))
+    if place == "worktree":
+        top = tmp_path / "worktree"
+        git(clone, "commit", "-q", "--allow-empty", "-m", "first")
+        git(clone, "worktree", "add", "-q", str(top))
+    names = ("train.py", "first.txt", "private/key.txt", "a.note", "kept.note", "wanted.md")
+    write(top, **{".gitignore": "!wanted.md\n"}, **{f"{folder}{name}": "" for folder in ("", "pkg/") for name in names})
+    kept = git(top / below, "ls-files", "-co", "--exclude-standard").split()
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of another repository
+    assert pack(top / below).paths == set(kept)
+    assert {"train.py", "kept.note", "wanted.md"} <= set(kept)
+    assert ("first.txt" in kept) == (below == "pkg")
+
+
+def test_where_git_is_not_installed_its_lists_are_in_their_usual_places(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = pack(folder).paths
+    write(folder, **{".git/info/exclude": "private.txt\n", "private.txt": "", "a.note": ""})
+    write(folder.parent, **{"git/ignore": "*.note\n"})
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder.parent))
+    monkeypatch.setenv("PATH", str(folder))
+    assert pack(folder).paths == before
+
+
 @pytest.mark.parametrize("text", ["\ufeffdata/\n", "data/\r\n", "!\ndata/\n"], ids=["a BOM", "CRLF", "no pattern"])
 def test_ignore_files_are_read_as_git_reads_them(folder: Path, text: str) -> None:
     before = pack(folder).paths
