@@ -16,7 +16,7 @@ from ddpjob_operator.cli.parameters import FAILED, REFUSED, SUCCEEDED
 from ddpjob_operator.core.manifests.code import part_name
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.local.chaos import KillRank, parse_chaos
-from ddpjob_operator.local.display import display_for
+from ddpjob_operator.local.display import display_for, without_controls
 from ddpjob_operator.local.environment import Machine, MountedCode
 from ddpjob_operator.local.machine import different_here, missing_here, program_in_words, this_machine
 from ddpjob_operator.local.observed import short, success_in_words
@@ -171,16 +171,21 @@ def _explain(outcome: Outcome) -> None:
     """Why the job failed, what to do, and the end of the log that shows it."""
     failure = outcome.status.last_failure
     if failure is None:
-        print("Failed", file=sys.stderr)
+        _say("Failed")
         return
-    print(f"Failed: {failure.reason}: {failure.message}", file=sys.stderr)
+    _say(f"Failed: {failure.reason}: {failure.message}")
     reason = next((item for item in outcome.status.conditions if item.type == "Failed"), None)
     if reason is not None and reason.reason != failure.reason:
-        print(f"  {reason.reason}: {reason.message.splitlines()[0]}", file=sys.stderr)
+        _say(f"  {reason.reason}: {reason.message.splitlines()[0]}")
     if failure.advice:
-        print(f"  {failure.advice}", file=sys.stderr)
+        _say(f"  {failure.advice}")
     log = outcome.failed_log
     if log is not None and (tail := log_tail(log, lines=_TAIL_LINES)):
-        print(f"last lines of {short(log)}:", file=sys.stderr)
+        _say(f"last lines of {short(log)}:")
         for line in tail.splitlines():
-            print(f"  {line.rstrip()}", file=sys.stderr)
+            _say(f"  {line.rstrip()}")
+
+
+def _say(text: str) -> None:
+    """What a job says may have control characters, which the terminal would obey."""
+    print(without_controls(text), file=sys.stderr)

@@ -125,7 +125,7 @@ class PlainDisplay:
 
     def write_line(self, line: str) -> None:
         with suppress(OSError):
-            print(_without_controls(line), file=self._stream, flush=True)
+            print(without_controls(line), file=self._stream, flush=True)
 
     def output(self, line: str) -> None:
         self.write_line(f"| {line}")
@@ -184,14 +184,14 @@ class LiveDisplay:
                 self._losses = dict(sorted(self._losses.items())[::2])
 
     def event(self, event: Event) -> None:
-        text = _without_controls(f"{event.reason}: {event.message}")
+        text = without_controls(f"{event.reason}: {event.message}")
         self._print(Text(text, style="yellow" if event.type == "Warning" else "dim"))
 
     def write_line(self, line: str) -> None:
-        self._print(Text(_without_controls(line)))
+        self._print(Text(without_controls(line)))
 
     def output(self, line: str) -> None:
-        self._print(Text(_without_controls(line), style="dim"))
+        self._print(Text(without_controls(line), style="dim"))
 
     def _picture(self) -> RenderableType:
         """Drawn four times a second, so that the time goes on while nothing else happens."""
@@ -227,17 +227,17 @@ def picture(view: RunView, losses: str = "", *, wide: bool = True) -> Renderable
         shown, rest = nodes_shown(view.nodes)
         parts.append(_nodes(shown))
         if rest:
-            parts.append(Text(_without_controls(rest), style="dim"))
+            parts.append(Text(without_controls(rest), style="dim"))
     parts += _ranks(rank_table(view.reports))
     failure = view.status.last_failure
     if failure is not None:
-        parts.append(Text(_without_controls(f"last failure: {failure_in_words(failure)}"), style="yellow"))
+        parts.append(Text(without_controls(f"last failure: {failure_in_words(failure)}"), style="yellow"))
         if failure.advice:
-            parts.append(Text(f"  {_without_controls(failure.advice)}", style="dim"))
+            parts.append(Text(f"  {without_controls(failure.advice)}", style="dim"))
     return Group(*parts)
 
 
-def _without_controls(text: str) -> str:
+def without_controls(text: str) -> str:
     """What a job says, without what a terminal would obey: rich leaves escape sequences as they are."""
     if text.isprintable():
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from tests.support.local_run import new_job
 
 from ddp_trainer.snapshots.trust.earlier import set_aside
 from ddp_trainer.snapshots.trust.fence import Fence
-from ddpjob_operator.api.status import DDPJobStatus, Progress
+from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress
 from ddpjob_operator.cli.run import _conclude, _how_it_begins, _to_resume_from
 from ddpjob_operator.local.runner import Outcome
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +104,21 @@ def test_a_program_of_ones_own_may_resume_without_a_snapshot(
 )
 def test_it_says_how_it_begins(resume_from: int | None, anew: bool, kept: str | None, said: list[str]) -> None:
     assert list(_how_it_begins(resume_from, anew=anew, kept=kept)) == said
+
+
+def test_a_terminal_obeys_nothing_of_a_failure_and_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;title\x07\x1b[2Jgone"
+    log = tmp_path / "pod.log"
+    log.write_text(f"Traceback:\n\t{evil}\n")
+    failure = FailureStatus(attempt=0, time=START, reason="Failed", message=f"{evil}\nnext", advice=evil)
+    outcome = Outcome(DDPJobStatus(phase=Phase.FAILED, last_failure=failure), failed_log=log)
+    assert _conclude(new_job("digits", {}), outcome, None, None) == 1
+    shown = "]0;title[2Jgone"
+    assert capsys.readouterr().err.splitlines() == [
+        f"Failed: Failed: {shown}",
+        "next",
+        f"  {shown}",
+        f"last lines of {log}:",
+        "  Traceback:",
+        f"  \t{shown}",
+    ]
