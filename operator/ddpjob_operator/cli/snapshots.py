@@ -59,8 +59,9 @@ def run_here(shared: Path, name: str, command: str, options: Sequence[str] = ())
         hint = "install ddpjob[cli,trainer], as `pip install '.[cli,trainer]'` in a checkout does"
         return _refuse(f"ddp_trainer: not installed for {sys.executable}; {hint}")
     try:
-        with lock_job(checkpoints.parent, name) if command in CHANGES else nullcontext():
-            return _run([sys.executable, "-m", "ddp_trainer.snapshots", command, str(directory), *options])
+        with lock_job(checkpoints.parent, name) if command in CHANGES else nullcontext() as lock:
+            inherited = () if lock is None else (lock,)
+            return _run([sys.executable, "-m", "ddp_trainer.snapshots", command, str(directory), *options], inherited)
     except VolumeError as error:
         return _refuse(str(error))
 
@@ -204,14 +205,17 @@ def what_begins_it(job: Job) -> str:
     return f"ddpjob unsuspend {job.name} begins it"
 
 
-def _run(command: Sequence[str]) -> int:
-    """What it prints goes through our own output, which a reader that goes away does not stop; Ctrl-C ends it."""
+def _run(command: Sequence[str], inherited: Sequence[int]) -> int:
+    """What it prints goes through our own output, which a reader that goes away does not stop; Ctrl-C ends it. What
+    ends this process alone, as SIGTERM does, leaves it with the `inherited` file descriptors.
+    """
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
         errors="surrogateescape",  # it prints the bytes of a path, which the locale may not decode
         start_new_session=True,
+        pass_fds=inherited,
     ) as process:
         try:
             assert process.stdout is not None

@@ -171,9 +171,9 @@ def created_after_others(shared: Path, job: str, now: datetime) -> datetime:
 
 
 @contextmanager
-def lock_job(shared: Path, job: str) -> Iterator[None]:
+def lock_job(shared: Path, job: str) -> Iterator[int]:
     """Hold the job on this folder. The kernel drops the lock with the process, so that a crash leaves none
-    behind.
+    behind, and with the last of those that have inherited the file descriptor which this yields.
 
     Raises:
         VolumeError: if another `ddpjob run` holds it; the message names its process and machine.
@@ -189,7 +189,7 @@ def lock_job(shared: Path, job: str) -> Iterator[None]:
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "start": process_start(os.getpid())}, file)
         file.flush()
         try:
-            yield
+            yield file.fileno()
         finally:
             file.truncate(0)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.support.local_run import PACKAGES
+from tests.support.local_run import PACKAGES, environment
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 from ddpjob_operator.cli.dashboard import show_folder
 from ddpjob_operator.cli.folder import job_in
 from ddpjob_operator.cli.parameters import Output
 from ddpjob_operator.cli.snapshots import run_here, show_here, what_begins_it
-from ddpjob_operator.local.volume import lock_job, newest_snapshot
+from ddpjob_operator.local.volume import VolumeError, lock_job, newest_snapshot
 from ddpjob_operator.wire.jobs import parse_job
 
 
@@ -66,6 +70,38 @@ def test_nothing_is_changed_while_a_run_holds_the_job(
         assert run_here(shared, "digits", command, ["--step", "10"]) == 2
     assert "job digits is already running" in capsys.readouterr().err
     assert (shared / "checkpoints" / "digits" / "step-000000000010").is_dir()
+
+
+@pytest.mark.processes
+def test_what_changes_snapshots_holds_the_job_also_when_the_command_has_been_ended(shared: Path) -> None:
+    """A run that began meanwhile would resume from a snapshot that is being removed."""
+    trainer = shared / "trainer"
+    trainer.write_text("#!/bin/sh\necho begun\nread end\n")
+    trainer.chmod(0o755)
+    script = """
+        import sys
+        from pathlib import Path
+        from ddpjob_operator.cli.snapshots import run_here
+        shared, sys.executable = map(Path, sys.argv[1:])
+        run_here(shared, "digits", "rm", ["--step", "10"])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), shared, trainer]
+
+    def is_free() -> bool:
+        with suppress(VolumeError), lock_job(shared, "digits"):
+            return True
+        return False
+
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as changing:
+        assert changing.stdin is not None
+        assert changing.stdout is not None
+        assert changing.stdout.readline() == b"begun\n"
+        changing.terminate()
+        assert changing.wait(PATIENCE_SECONDS) == -signal.SIGTERM
+        is_held = not is_free()
+        changing.stdin.close()
+    assert is_held
+    assert eventually(is_free, "the trainer's command has ended")
 
 
 def test_a_run_shows_the_step_that_it_is_to_begin_from(shared: Path) -> None:
