@@ -23,7 +23,7 @@ from ddpjob_operator.home import expanded
 
 _SNAPSHOT = re.compile(r"(?:step|checkpoint)-(\d+)")
 _TOKEN = re.compile(r"([0-9]{12})-[0-9]{6}-[A-Za-z0-9][A-Za-z0-9.-]{0,127}")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{32}")
 _TAIL_LINES = 40
 _TAIL_BYTES = 4096
 _READ_BYTES = 256 << 10
@@ -73,11 +73,14 @@ def _make_hidden(folder: Path) -> None:
 
 
 def written_by_runs(folder: Path) -> tuple[Path, ...]:
-    """The shared folder, and what runs write into it, which is no code where that of the code is the shared one."""
+    """The shared folder, and what runs have written into it, which is no code where that of the code is the shared one.
+    Nothing else in folders of these names, which may be packages of the code.
+    """
     shared = expanded(folder)
-    names = ("checkpoints", "logs", "work", "envs")
-    packed = (path for path in (shared / "code").glob("*") if _DIGEST.fullmatch(path.name))
-    return shared, *(shared / name for name in names), *packed
+    jobs = [lock.parent.name for lock in shared.glob("checkpoints/*/run.lock")]
+    places = [f"{place}{job}" for job in jobs for place in ("checkpoints/", "logs/", "work/", "work/.")]
+    kept = (path for name in ("code", "envs") for path in (shared / name).glob("*") if _DIGEST.fullmatch(path.name))
+    return shared, *(shared / place for place in places), *kept
 
 
 def folder_is_gone() -> bool:

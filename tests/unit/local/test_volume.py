@@ -90,17 +90,29 @@ def test_what_a_run_writes_into_a_folder_that_was_there_is_no_code(tmp_path: Pat
         (tmp_path / name).write_text("print(1)")
     before = pack(tmp_path)
     shared = open_shared(tmp_path / place)
+    with lock_job(shared, "train"):
+        pass
     for name in ("checkpoints/train/step-000000000010/state", "logs/train/status.json", "work/train/train.py"):
         (shared / name).parent.mkdir(parents=True)
         (shared / name).write_text("written")
     if exclude:
-        for name in (f"code/{before.sha256}/train.py", "envs/0/x.py"):
+        for name in (f"code/{before.sha256}/train.py", f"envs/{'0' * 32}/x.py", "work/.train/code.json"):
             (shared / name).parent.mkdir(parents=True)
             (shared / name).write_text("written")
         for name in ("checkpoints", "logs", "work"):
             (shared / name / ".gitignore").unlink()  # as in a folder of an earlier version
     after = pack(tmp_path, written_by_runs(shared) if exclude else ())
     assert (after.sha256, after.left_out) == (before.sha256, ())
+
+
+def test_packages_with_the_names_of_the_folders_of_runs_are_code(tmp_path: Path) -> None:
+    packages = {f"{name}/utils/save.py" for name in ("checkpoints", "logs", "work", "envs")}
+    for name in packages:
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("print(1)")
+    shared = open_shared(tmp_path)
+    with lock_job(shared, "train"):
+        assert pack(tmp_path, written_by_runs(shared)).paths == packages
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
