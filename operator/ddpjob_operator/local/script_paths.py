@@ -21,7 +21,7 @@ def written_in(script: Path, mount: Path, shared: Path) -> tuple[int, str] | Non
         return None
     try:
         return min(_below_the_volume(ast.parse(script.read_bytes())), default=None)
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: it is nested too deep
         return None
 
 

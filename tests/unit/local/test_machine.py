@@ -302,6 +302,7 @@ def test_a_script_that_an_initializer_may_bring_is_not_missed(tmp_path: Path) ->
         ('open("/mnt/shared-with-others")', None),
         ("this is not Python", None),
         ("total = " + " + ".join(["1"] * 1_200), None),
+        pytest.param(f"total = {'-' * 100_000}1", None, id="the parser's own stack overflows"),
     ],
 )
 def test_a_script_that_has_the_volumes_path_in_its_text_is_refused_where_it_means_nothing(
