@@ -131,7 +131,7 @@ def _how_it_begins(resume_from: int | None, *, anew: bool, kept: str | None) -> 
 
 def _refuse(*problems: str) -> int:
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        _say(f"error: {problem}")
     return REFUSED
 
 

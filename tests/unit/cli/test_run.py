@@ -12,8 +12,9 @@ from tests.support.local_run import new_job
 from ddp_trainer.snapshots.trust.earlier import set_aside
 from ddp_trainer.snapshots.trust.fence import Fence
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Phase, Progress
-from ddpjob_operator.cli.run import _conclude, _how_it_begins, _to_resume_from
+from ddpjob_operator.cli.run import _conclude, _how_it_begins, _to_resume_from, run
 from ddpjob_operator.local.runner import Outcome
+from ddpjob_operator.submit.job import Submission
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -122,3 +123,9 @@ def test_a_terminal_obeys_nothing_of_a_failure_and_its_log(tmp_path: Path, capsy
         "  Traceback:",
         f"  \t{shown}",
     ]
+
+
+def test_a_terminal_obeys_nothing_of_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = new_job("digits", {"entrypoint": {"script": "/\x1b]0;title\x07.py"}})
+    assert run(Submission(job, content={}), tmp_path, chaos=None) == 2
+    assert "error: spec.entrypoint.script: /]0;title.py would be " in capsys.readouterr().err
