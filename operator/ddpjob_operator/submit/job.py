@@ -150,7 +150,7 @@ def _missing(path: str, packed: PackedCode) -> str:
         if plain in packed.paths:
             return f"{path!r} is {plain} of that folder; write its path so"
         sends = pattern_that_sends(packed.folder, path)
-        return f"{path!r} is left out, because .gitignore or .ddpjobignore lists it; add `{sends}` to .ddpjobignore"
+        return f"{path!r} is left out, because git or .ddpjobignore ignores it; add `{sends}` to .ddpjobignore"
     close = difflib.get_close_matches(path, packed.paths, n=1)
     hint = f"did you mean {close[0]}?" if close else "write its path in that folder"
     return f"{path!r} is not in {packed.folder}; {hint}"

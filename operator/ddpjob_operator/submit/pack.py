@@ -202,7 +202,7 @@ def read_folder(folder: Path, exclude: Iterable[Path] = ()) -> tuple[list[File],
         found = [(path, path.stat()) for path in islice(walk, MOST_FILES + 1)]
         sizes = {path.relative_to(folder).as_posix(): stat.st_size for path, stat in found}
         if not sizes:
-            raise BadCode(f"{folder}: has no files to send; does .gitignore or .ddpjobignore list all of them?")
+            raise BadCode(f"{folder}: has no files to send; does git or .ddpjobignore ignore all of them?")
         if len(sizes) > MOST_FILES:
             more = f"has more than {MOST_FILES} files; change to the folder that has the code"
             raise BadCode(f"{folder.resolve()}: {more}, or list in .ddpjobignore what is none")
@@ -326,7 +326,7 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
             break
         if found is not None:
             if found and is_folder and path.parent == top:
-                left_out.append(f"{path.name}/: is listed in .gitignore or .ddpjobignore")
+                left_out.append(f"{path.name}/: is ignored by git or .ddpjobignore")
             elif found and not is_secret and not _matches(spec, ".gitignore", False):  # it does not hide itself
                 ignored[f"{path.relative_to(top).as_posix()}{end}"] = MOST_BYTES if is_folder else path.stat().st_size
             return found
@@ -376,7 +376,7 @@ def _ignored_in_words(ignored: Mapping[str, int]) -> list[str]:
     more = f" and {len(ignored) - len(named)} more" if len(ignored) > len(named) else ""
     verb = "is" if len(ignored) == 1 else "are"
     sends = f"`!{named[0]}` in .ddpjobignore sends it" if len(ignored) == 1 else "`!NAME` in .ddpjobignore sends one"
-    return [f"{', '.join(named)}{more}: {verb} listed in .gitignore or .ddpjobignore; {sends}"]
+    return [f"{', '.join(named)}{more}: {verb} ignored by git or .ddpjobignore; {sends}"]
 
 
 def _matches(spec: GitIgnoreSpec, path: str, is_folder: bool) -> bool | None:

@@ -262,7 +262,7 @@ async def test_what_is_left_out_is_said_as_the_command_says_it(
     (folder / ".ddpjobignore").write_text("*.bin\n")
     job = await DDPJob(script="train.py", folder=folder).submit_async()
     assert (job.namespace, job.name) == ("ml", "train")
-    assert capsys.readouterr().err.startswith("left out: train.bin: is listed in .gitignore or .ddpjobignore")
+    assert capsys.readouterr().err.startswith("left out: train.bin: is ignored by git or .ddpjobignore")
 
 
 ITSELF = """

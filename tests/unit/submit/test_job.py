@@ -162,7 +162,7 @@ def test_a_script_that_is_ignored_is_not_a_misspelling(here: Path, listed: str, 
     (here / ".gitignore").write_text(listed)
     (line,) = problems(Given("src/train.py"))
     assert line == (
-        "spec.entrypoint.script: 'src/train.py' is left out, because .gitignore or .ddpjobignore lists it; add "
+        "spec.entrypoint.script: 'src/train.py' is left out, because git or .ddpjobignore ignores it; add "
         f"`{sends}` to .ddpjobignore"
     )
     (here / ".ddpjobignore").write_text(f"{sends}\n")

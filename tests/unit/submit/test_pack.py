@@ -214,7 +214,7 @@ def test_a_folder_that_may_not_be_read_is_refused_and_can_be_listed(folder: Path
     with pytest.raises(BadCode, match=f"{closed}: Permission denied; make it readable, or list it in .ddpjobignore"):
         pack(folder)
     write(folder, **{".ddpjobignore": "pgdata/\n"})
-    assert pack(folder).left_out == ("pgdata/: is listed in .gitignore or .ddpjobignore",)
+    assert pack(folder).left_out == ("pgdata/: is ignored by git or .ddpjobignore",)
 
 
 def test_a_folder_that_is_ignored_is_named_and_no_cache_is(folder: Path) -> None:
@@ -224,8 +224,8 @@ def test_a_folder_that_is_ignored_is_named_and_no_cache_is(folder: Path) -> None
     (folder / ".venv" / "pyvenv.cfg").write_text("")
     (folder / ".gitignore").write_text("data/\n*.log\n__pycache__/\n.venv/\n")
     assert pack(folder).left_out == (
-        "data/: is listed in .gitignore or .ddpjobignore",
-        "src/data/: is listed in .gitignore or .ddpjobignore; `!src/data/` in .ddpjobignore sends it",
+        "data/: is ignored by git or .ddpjobignore",
+        "src/data/: is ignored by git or .ddpjobignore; `!src/data/` in .ddpjobignore sends it",
     )
 
 
@@ -234,7 +234,7 @@ def test_data_beside_the_code_that_git_ignores_is_named_the_largest_first(folder
     write(folder, **{"data/tiny/val.bin": "x" * 20, "data/tiny/train.bin": "x" * 90, "data/tiny/meta.pkl": "x"})
     named = "data/tiny/train.bin, data/tiny/val.bin, data/tiny/meta.pkl and 1 more"
     write(folder, **{"shared2/.gitignore": "*\n", "shared2/logs/a": "", "shared2/big": "x" * 100})  # of `ddpjob run`
-    listed = "are listed in .gitignore or .ddpjobignore; `!NAME` in .ddpjobignore sends one"
+    listed = "are ignored by git or .ddpjobignore; `!NAME` in .ddpjobignore sends one"
     assert pack(folder).left_out == (f"{named}: {listed}",)
     write(folder, **{".ddpjobignore": "!data/tiny/train.bin\n"})
     assert "data/tiny/train.bin" in pack(folder).paths
@@ -421,7 +421,7 @@ def test_a_link_to_itself_is_left_out(folder: Path) -> None:
 
 def test_a_folder_with_nothing_to_send_is_refused(tmp_path: Path) -> None:
     write(tmp_path, **{".ddpjobignore": "*\n", "train.py": ""})
-    with pytest.raises(BadCode, match="list all of them"):
+    with pytest.raises(BadCode, match="ignore all of them"):
         pack(tmp_path)
     with pytest.raises(BadCode, match="is not a folder"):
         pack(tmp_path / "train.py")
