@@ -48,7 +48,7 @@ async def test_a_job_goes_on_as_before_an_edit_that_cannot_be_understood(cluster
     await cluster.edit_job(restart={"rules": [{"messagePattern": "(", "action": "Fail"}]})
     condition = await cluster.condition("Degraded", "InvalidSpec")
     assert "spec.restart.rules[0].messagePattern" in condition["message"]
-    assert "the job keeps running with the previous spec" in condition["message"]
+    assert "the job goes on with the previous spec" in condition["message"]
     await cluster.ends(pods[0], code=1)
     again = await running(cluster, attempt=1)
     await cluster.edit_job(restart={"rules": None})

@@ -246,6 +246,11 @@ def has_had_gang(status: DDPJobStatus) -> bool:
     return status.internal.spec_digests is not None or status.attempt > 0 or reported
 
 
+def is_under_way(status: DDPJobStatus) -> bool:
+    """Whether the job has begun: a gang, or the pod of its initializers. It is not ended for an edit."""
+    return status.phase not in (None, Phase.PENDING) or cond.find(status.conditions, cond.INITIALIZED) is not None
+
+
 def succeed(look: Look, message: str) -> Look:
     """→ Succeeded."""
     return _end(look, Phase.SUCCEEDED, _in_phase(look, cond.COMPLETE, "Completed", message))
@@ -257,8 +262,8 @@ def fail(look: Look, reason: str, message: str) -> Look:
 
 
 def refuse_spec(status: DDPJobStatus, message: str, now: datetime, generation: int) -> DDPJobStatus:
-    """A spec that cannot be parsed: Failed, unless there is a gang, which goes on (Degraded)."""
-    if status.phase not in (None, Phase.PENDING):
+    """A spec that cannot be parsed: Failed, unless the job is under way, which goes on (Degraded)."""
+    if is_under_way(status):
         return _degraded_without_look(status, Problem(INVALID_SPEC, message), now, generation)
     failed = cond.Update(cond.FAILED, True, INVALID_SPEC, message)
     return transitioned(

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from ddpjob_operator.api import API_VERSION, KIND
 from ddpjob_operator.api.spec import CONTROLLER_NAME, LONGEST_OWNER, OWNER_ANNOTATION, DDPJobSpec, gpus_in
-from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.validation import is_pattern
 from ddpjob_operator.api.validation import problems as rule_problems
+from ddpjob_operator.core.transitions import is_under_way
 from ddpjob_operator.core.values.job import Job
 from ddpjob_operator.wire.objects import Object, is_bounded, parse_time
 
@@ -302,7 +303,7 @@ def without_broken_rules(obj: Object) -> Job | None:
     They may come with an edit, or with an operator that reads fewer patterns than the one before. The job must not be
     left without an operator for them.
     """
-    if (obj.get("status") or {}).get("phase") in (None, Phase.PENDING):
+    if not is_under_way(parse_status(obj.get("status") or {})):
         return None
     rules = _rules(obj)
     sound = [rule for rule in rules if not isinstance(text := _pattern(rule), str) or is_pattern(text)]

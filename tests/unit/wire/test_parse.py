@@ -624,6 +624,14 @@ def test_a_job_that_has_begun_can_do_without_a_rule_that_cannot_be_read(phase: s
     assert found is None or (len(found.spec.restart.rules), found.spec.restart.max_restarts) == (1, 4)
 
 
+def test_a_job_that_fetches_its_data_can_do_without_such_a_rule_too() -> None:
+    rules = [{"messagePattern": "(", "action": "Fail"}]
+    status = {"phase": "Pending", "conditions": [CONDITION | {"type": "Initialized", "status": "False"}]}
+    found = without_broken_rules(obj({"restart": {"rules": rules}}, status=status))
+    assert found is not None
+    assert found.spec.restart.rules == ()
+
+
 def test_any_other_mistake_stays_one() -> None:
     running = {"phase": "Running"}
     assert without_broken_rules(obj({"restart": {"rules": [{"exitCodes": [3]}]}}, status=running)) is None

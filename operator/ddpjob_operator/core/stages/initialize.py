@@ -51,6 +51,8 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return look, None
     lost, pod = look.status.start_time is None, look.observed.initializer
     look = transitions.begin(look)
+    if look.job.rejected_edit is not None:
+        look = transitions.degrade(look, look.job.rejected_edit)
     if pod is not None and pod.number > _tries(look.status):
         if not lost:  # no try has this number
             return look, Plan(look.status, () if pod.deleting else (DeletePod(pod.name, pod.uid, _GRACE_SECONDS),))
@@ -122,7 +124,7 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
         events = (Event("Normal", "Initializing", f"running initializers: {names}"),)
     look = transitions.mark_uninitialized(look, "Initializing", f"pod {pod.name} prepares the volume: {names}")
     pods = (_as_pod(look, pod),)
-    problem = startup_problem(look, pods)
+    problem = look.job.rejected_edit or startup_problem(look, pods)
     wrong = problem is not None and is_degraded(problem)
     look = transitions.degrade(look, problem) if problem is not None and wrong else transitions.recover(look)
     wait = soonest(

@@ -13,9 +13,9 @@ from ddpjob_operator.core.values.job import Problem
 def plan_invalid_spec(status: DDPJobStatus, problems: tuple[str, ...], now: datetime, generation: int) -> Plan:
     """Failed, with every problem in the condition's message, and nothing is created.
 
-    A job that already has a gang keeps it: an edit that cannot be parsed is no reason to stop training. Where the spec
-    before the edit is known the job goes on by that (`unparsable_edit`), and without restart rules that alone cannot be
-    read where it is not (`broken_rules`).
+    A job that already has a gang keeps it, and one that fetches its data goes on: an edit that cannot be parsed is no
+    reason to stop them. Where the spec before the edit is known the job goes on by that (`unparsable_edit`), and
+    without restart rules that alone cannot be read where it is not (`broken_rules`).
     """
     if status.is_final:
         return Plan(status)
@@ -27,7 +27,7 @@ def plan_invalid_spec(status: DDPJobStatus, problems: tuple[str, ...], now: date
 
 def unparsable_edit(problems: tuple[str, ...]) -> Problem:
     """An edit that cannot be parsed, while the job goes on by the spec that it had before."""
-    return Problem(INVALID_SPEC, f"{'; '.join(problems)}; the job keeps running with the previous spec")
+    return Problem(INVALID_SPEC, f"{'; '.join(problems)}; the job goes on with the previous spec")
 
 
 def broken_rules(problems: tuple[str, ...]) -> Problem:

@@ -56,9 +56,9 @@ def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
     # node rank 0 tells of the last snapshot at its end: `ends` releases a pod once that is on record
     stopped = (replace(action, release=False) for action in stop(observed.pods, everything=True, grace_seconds=None))
     actions = (*stopped, *_stop_fetching(look))
-    if status.phase is Phase.SUSPENDED:
-        return Plan(status, actions)  # a pod that was not seen before, or that belongs to no attempt
-    after = transitions.begin_suspension(look).status
+    if status.phase is Phase.SUSPENDED:  # a pod that was not seen before, or that belongs to no attempt
+        return Plan(_with_problem(look).status, actions)
+    after = _with_problem(transitions.begin_suspension(look)).status
     event = Event("Normal", SUSPENDING, "stopping all pods after a snapshot")
     fetching = (observed.initializer,) if observed.initializer is not None else ()
     waits = [wait for pod in (*left, *fetching) if (wait := _seconds_to_give_up(look, pod)) is not None]
@@ -75,13 +75,20 @@ def _suspended(look: Look) -> Plan:
     status, pods = look.status, look.observed.pods
     groups = all_groups(look)
     if status.phase is Phase.SUSPENDED:
-        return Plan(status, groups)
+        return Plan(_with_problem(look).status, groups)
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
     if stuck := few([f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended]):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
-    return Plan(transitions.suspend(look, message).status, groups, events=(Event("Normal", "Suspended", message),))
+    after = _with_problem(transitions.suspend(look, message)).status
+    return Plan(after, groups, events=(Event("Normal", "Suspended", message),))
+
+
+def _with_problem(look: Look) -> Look:
+    """The look with an edit on record that cannot be followed, such as the one that was to resume the job."""
+    problem = look.job.rejected_edit
+    return transitions.recover(look) if problem is None else transitions.degrade(look, problem)
 
 
 def _with_ends(look: Look) -> Look:

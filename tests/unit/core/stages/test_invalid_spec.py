@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from builders import NOW, in_phase
+from builders import NOW, in_phase, make_job, make_pod, seen
+from looks import GANG, condition, look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.stages.invalid_spec import plan_internal_error, plan_invalid_spec
+from ddpjob_operator.core.stages.invalid_spec import (
+    plan_internal_error,
+    plan_invalid_spec,
+    unparsable_edit,
+)
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Plan
+from ddpjob_operator.core.values.observed import InitializerView, Observed, PodPhase
 
 PROBLEMS = ("spec.nodes: 0 is too small; use 1 or more", "spec.args[0]: 7 is not text; write it in quotes")
 
@@ -38,6 +47,49 @@ def test_a_gang_that_is_there_goes_on(phase: Phase) -> None:
     assert decided.status.phase is phase
     assert cond.holds(decided.status.conditions, cond.DEGRADED)
     assert decided.actions == ()
+
+
+def test_a_job_that_fetches_its_data_goes_on() -> None:
+    """Its pod would be left running, and no edit starts a job again that has ended."""
+    decided = plan_invalid_spec(FETCHING, PROBLEMS, NOW, 4)
+    assert decided.status.phase is Phase.PENDING
+    assert degraded(decided) == ("True", "InvalidSpec")
+    assert (decided.actions, [event.reason for event in decided.events]) == ((), [])
+
+
+EDIT = unparsable_edit(("spec.restart.rules[0].messagePattern: '(' is no pattern",))
+INITIALIZERS = ({"name": "data", "source": "https://example.com/x", "path": "datasets/x"},)
+FETCHER = InitializerView("digits-init-0", "init-0", PodPhase.RUNNING)
+FETCHING = look(make_job(initializers=INITIALIZERS), seen(initializer=FETCHER)).status
+SUSPENDED = look(make_job(in_phase(Phase.RUNNING), suspend=True), seen()).status
+SUSPENDING = look(make_job(in_phase(Phase.RUNNING), suspend=True), seen(*GANG)).status
+
+
+def degraded(decided: Plan) -> tuple[str, str] | None:
+    return condition(decided.status, cond.DEGRADED)
+
+
+@pytest.mark.parametrize(
+    ("status", "spec", "observed"),
+    [
+        pytest.param(SUSPENDED, {"suspend": True}, seen(), id="suspended"),
+        pytest.param(SUSPENDED, {"suspend": True}, seen(make_pod(0)), id="suspended, and a pod shows up"),
+        pytest.param(SUSPENDING, {"suspend": True}, seen(*GANG), id="its pods stop"),
+        pytest.param(SUSPENDING, {"suspend": True}, seen(), id="its pods have stopped"),
+        pytest.param(FETCHING, {"initializers": INITIALIZERS}, seen(initializer=FETCHER), id="fetches its data"),
+        pytest.param(FETCHING, {"initializers": INITIALIZERS}, seen(), id="about to fetch it"),
+    ],
+)
+def test_an_edit_that_cannot_be_parsed_is_reported_until_it_is_repaired(
+    status: DDPJobStatus, spec: dict[str, Any], observed: Observed
+) -> None:
+    decided = look(replace(make_job(status, **spec), rejected_edit=EDIT), observed)
+    assert degraded(decided) == ("True", "InvalidSpec")
+    assert "Degraded" in [event.reason for event in decided.events]
+    after = decided.status
+    if observed.initializer is None and after.phase is Phase.PENDING:
+        observed = seen(initializer=FETCHER)  # its pod has been created
+    assert degraded(look(make_job(after, **spec), observed)) == ("False", "AsExpected")
 
 
 @pytest.mark.parametrize("phase", [Phase.SUCCEEDED, Phase.FAILED])
