@@ -116,7 +116,7 @@ def parse_pod(obj: Object) -> PodView:
         deleting="deletionTimestamp" in metadata,
         held=is_held(obj),
         gone_by=_gone_by(obj),
-        forced="deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0,
+        forced=_is_forced(metadata),
         node_name=spec.get("nodeName"),
         pod_ip=status.get("podIP"),
         reason=reason,
@@ -150,6 +150,10 @@ def is_held(obj: Object) -> bool:
     return FINALIZER in ((obj.get("metadata") or {}).get("finalizers") or ())
 
 
+def _is_forced(metadata: Mapping[str, Any]) -> bool:
+    return "deletionTimestamp" in metadata and metadata.get("deletionGracePeriodSeconds") == 0
+
+
 def parse_initializer(obj: Object) -> InitializerView | None:
     """The pod that runs a job's initializers; None if it is another."""
     metadata, status = obj.get("metadata") or {}, obj.get("status") or {}
@@ -180,6 +184,7 @@ def parse_initializer(obj: Object) -> InitializerView | None:
         disruption_message=disruption_message,
         deleting="deletionTimestamp" in metadata,
         gone_by=parse_time(metadata.get("deletionTimestamp")),
+        forced=_is_forced(metadata),
         reason=reason,
         message=message,
         termination=telling[1] if telling else None,

@@ -161,6 +161,11 @@ def force_deletions(pods: Iterable[PodView], policy: Restart, now: datetime) -> 
     return tuple(DeletePod(pod.name, pod.uid, 0) for pod in pods if not pod.forced and is_lost(pod, patience, now))
 
 
+def until_forced(pods: Iterable[PodView], policy: Restart, now: datetime) -> float | None:
+    """Seconds until the first of `pods` may be deleted by force; None if none may, or all that may are due."""
+    return until_lost(pods, Patience(policy.node_lost_seconds), now) if policy.force_delete_lost_pods else None
+
+
 def stranded(pods: Iterable[PodView], attempt: int, report: TrainerReport | None) -> tuple[Failure, ...]:
     """A failure where node rank 0 waits for the attempt after this one, and no pod has ended or fallen silent.
 

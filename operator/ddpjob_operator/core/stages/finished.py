@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import Failure, Retry, cut_work, has_succeeded, last_report
-from ddpjob_operator.core.failure.node_lost import Patience, force_deletions, until_lost
+from ddpjob_operator.core.failure.node_lost import force_deletions, until_forced
 from ddpjob_operator.core.gang.children import all_groups, missing_policies
 from ddpjob_operator.core.gang.members import RESTART_GRACE_SECONDS, done_and_gone, members, stop, with_node_counts
 from ddpjob_operator.core.ledger.notification import is_pending
@@ -89,7 +89,9 @@ def plan_finished(look: Look) -> Plan:
         return Plan(look.status, (DeleteJob(look.job.uid),))
     unwanted, policy = clean_up(look, look.observed.pods), look.job.spec.restart
     deleted = {deletion.uid for deletion in unwanted}
-    going = tuple(pod for pod in look.observed.pods if pod.deleting or pod.uid in deleted)
+    fetching = look.observed.initializer
+    pods = look.observed.pods if fetching is None else (*look.observed.pods, fetching.as_pod(look.status.attempt))
+    going = tuple(pod for pod in pods if pod.deleting or pod.uid in deleted)
     forced = force_deletions(going, policy, look.now)
     by_force = {deletion.uid for deletion in forced}
     asked = [deletion for deletion in unwanted if deletion.uid not in by_force]
@@ -101,8 +103,7 @@ def plan_finished(look: Look) -> Plan:
         *_initializer(look),
         *_protection(look, deleted | by_force),
     )
-    lost = until_lost(going, Patience(policy.node_lost_seconds), look.now) if policy.force_delete_lost_pods else None
-    return Plan(look.status, actions, requeue_after=soonest(left, lost))
+    return Plan(look.status, actions, requeue_after=soonest(left, until_forced(going, policy, look.now)))
 
 
 def clean_up(look: Look, pods: tuple[PodView, ...]) -> tuple[DeletePod, ...]:

@@ -14,11 +14,11 @@ from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.budget import backoff_seconds
 from ddpjob_operator.core.failure.detect import EXIT_USER, SETTLE_SECONDS, Failure, Retry, find_failures
-from ddpjob_operator.core.failure.node_lost import is_lost, lost_nodes, patience, until_lost
+from ddpjob_operator.core.failure.node_lost import is_lost, lost_nodes, patience, until_forced, until_lost
 from ddpjob_operator.core.failure.restart_rules import DISRUPTIONS
 from ddpjob_operator.core.gang.children import lost_children, missing_children
 from ddpjob_operator.core.gang.creation import until_creatable
-from ddpjob_operator.core.gang.members import awaits_data
+from ddpjob_operator.core.gang.members import awaits_data, discard
 from ddpjob_operator.core.gang.problems import (
     STARTUP_GRACE_SECONDS,
     is_degraded,
@@ -35,7 +35,7 @@ from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, CreateChild, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.values.changes import recorded, with_tries
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
+from ddpjob_operator.core.values.observed import InitializerView, PodPhase
 from ddpjob_operator.core.values.trainer_report import read_termination
 
 RETRIES = 3
@@ -64,7 +64,7 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return with_data(look), None
     if pod.deleting and (left := _grace_left(look, pod)) > 0:
         return look, Plan(look.status, requeue_after=left)  # its end comes as an event, unless its node is gone
-    if pod.over or pod.deleting or is_lost(_as_pod(look, pod), patience(look), look.now):
+    if pod.over or pod.deleting or is_lost(pod.as_pod(look.status.attempt), patience(look), look.now):
         return look, _after_failure(look, pod)
     return look, _waiting(look, pod)
 
@@ -95,12 +95,12 @@ def left_over_sidecars(look: Look) -> tuple[DeletePod, ...]:
 
 
 def _begin(look: Look, old: InitializerView | None) -> Plan:
-    stale: tuple[Action, ...] = ()
-    if old is not None and not old.deleting:
-        stale = (DeletePod(old.name, old.uid, _GRACE_SECONDS),)
+    left = () if old is None else (old.as_pod(look.status.attempt),)
+    stale: tuple[Action, ...] = discard(look, left, grace_seconds=_GRACE_SECONDS)
     wait = look.seconds_until(look.status.retry_at) if look.status.retry_at is not None else 0.0
     if 0 < wait <= max(look.job.spec.restart.backoff.max_seconds, _GRACE_SECONDS):  # more: the clock was set back
-        return Plan(look.status, stale, requeue_after=wait)
+        forcing = until_forced(left, look.job.spec.restart, look.now)
+        return Plan(look.status, stale, requeue_after=soonest(wait, forcing))
     admitted = admission(look)
     if isinstance(admitted, Refused):
         return plan_refused(look, admitted)
@@ -123,7 +123,7 @@ def _waiting(look: Look, pod: InitializerView) -> Plan:
     if cond.find(look.status.conditions, cond.INITIALIZED) is None:
         events = (Event("Normal", "Initializing", f"running initializers: {names}"),)
     look = transitions.mark_uninitialized(look, "Initializing", f"pod {pod.name} prepares the volume: {names}")
-    pods = (_as_pod(look, pod),)
+    pods = (pod.as_pod(look.status.attempt),)
     problem = look.job.rejected_edit or startup_problem(look, pods)
     wrong = problem is not None and is_degraded(problem)
     look = transitions.degrade(look, problem) if problem is not None and wrong else transitions.recover(look)
@@ -186,9 +186,7 @@ def _disruption(look: Look, pod: InitializerView) -> str | None:
     """What of the cluster's doing ended the pod, as of one of the gang; None if it failed by itself."""
     ended = pod.termination
     view = replace(
-        _as_pod(look, pod),
-        deleting=pod.deleting,
-        gone_by=pod.gone_by,
+        pod.as_pod(look.status.attempt),
         disruption=pod.disruption,
         disruption_message=pod.disruption_message,
         termination=ended if ended is not None and ended.exit_code else None,  # those that are done do not tell
@@ -200,20 +198,3 @@ def _disruption(look: Look, pod: InitializerView) -> str | None:
 def _grace_left(look: Look, pod: InitializerView) -> float:
     """Seconds in which the end of a pod that is being deleted may still be confirmed."""
     return SETTLE_SECONDS - look.seconds_since(pod.gone_by or look.now)
-
-
-def _as_pod(look: Look, pod: InitializerView) -> PodView:
-    return PodView(
-        name=pod.name,
-        uid=pod.uid,
-        attempt=look.status.attempt,
-        node_rank=None,
-        phase=pod.phase,
-        scheduled=pod.scheduled,
-        node_name=pod.node_name,
-        not_ready_since=pod.not_ready_since,
-        unacknowledged_since=pod.unacknowledged_since,
-        reason=pod.reason,
-        message=pod.message,
-        exited=pod.exited,
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.node_exclusion import dated, forgiven, until_forgiven
-from ddpjob_operator.core.failure.node_lost import patience, unresponsive_nodes, until_lost
+from ddpjob_operator.core.failure.node_lost import patience, unresponsive_nodes, until_forced, until_lost
 from ddpjob_operator.core.gang.children import create_service, missing_children, old_groups
 from ddpjob_operator.core.gang.elastic import grace_of_old, still_saving, until_resized, wanted_resize
 from ddpjob_operator.core.gang.group import finds_no_place, takes_others, until_no_place
@@ -150,15 +150,16 @@ def complete_gang(look: Look) -> Plan:
 
 def _fill(look: Look) -> Plan:
     """Delete what is left of older attempts, create what is missing, and update phase and conditions."""
-    pods, spares = members(look), len(ready_spares(look))
+    pods, spares, old = members(look), len(ready_spares(look)), left_over(look)
+    forcing = until_forced(old, look.job.spec.restart, look.now)
     stale: tuple[Action, ...] = (
-        *discard(look, left_over(look), grace_seconds=grace_of_old(look.status)),
+        *discard(look, old, grace_seconds=grace_of_old(look.status)),
         *left_over_sidecars(look),
         *old_groups(look),
     )
     wait = _backoff_left(look) or still_saving(look)
     if wait > 0 and not pods:
-        return Plan(with_node_counts(look, spares).status, stale, requeue_after=wait)
+        return Plan(with_node_counts(look, spares).status, stale, requeue_after=soonest(wait, forcing))
     admitted = admission(look)
     if isinstance(admitted, Refused):
         return plan_refused(look, admitted)
@@ -191,6 +192,7 @@ def _fill(look: Look) -> Plan:
             until_warnings_are_read(after, pods),
             until_released(after),
             until_lost(look.observed.pods, patience(look), look.now),
+            forcing,
             until_resized(after),
             until_forgiven(after.status, look.now) if _may_be_forgiven(after) else None,
             until_filled(look),

@@ -13,13 +13,14 @@ from dataclasses import replace
 from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core import transitions
 from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report, last_snapshots
+from ddpjob_operator.core.failure.node_lost import force_deletions, until_forced
 from ddpjob_operator.core.gang.children import all_groups
-from ddpjob_operator.core.gang.members import stop
+from ddpjob_operator.core.gang.members import discard
 from ddpjob_operator.core.ledger.progress import with_final_report, with_snapshot
 from ddpjob_operator.core.stages.initialize import with_data
 from ddpjob_operator.core.transitions import SUSPENDING
 from ddpjob_operator.core.values import conditions as cond
-from ddpjob_operator.core.values.actions import DeletePod, Event, Plan
+from ddpjob_operator.core.values.actions import Action, Event, Plan, soonest
 from ddpjob_operator.core.values.job import few
 from ddpjob_operator.core.values.look import Look
 from ddpjob_operator.core.values.observed import InitializerView, PodView
@@ -54,10 +55,11 @@ def is_suspending(status: DDPJobStatus) -> bool:
 def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
     observed, status = look.observed, look.status
     # node rank 0 tells of the last snapshot at its end: `ends` releases a pod once that is on record
-    stopped = (replace(action, release=False) for action in stop(observed.pods, everything=True, grace_seconds=None))
-    actions = (*stopped, *_stop_fetching(look))
+    stopped = (replace(action, release=False) for action in discard(look, observed.pods, grace_seconds=None))
+    actions = (*stopped, *discard(look, _fetching_pod(look), grace_seconds=None))
+    forcing = _until_forced(look)
     if status.phase is Phase.SUSPENDED:  # a pod that was not seen before, or that belongs to no attempt
-        return Plan(_with_problem(look).status, actions)
+        return Plan(_with_problem(look).status, actions, requeue_after=forcing)
     after = _with_problem(transitions.begin_suspension(look)).status
     event = Event("Normal", SUSPENDING, "stopping all pods after a snapshot")
     fetching = (observed.initializer,) if observed.initializer is not None else ()
@@ -66,23 +68,25 @@ def _suspending(look: Look, left: tuple[PodView, ...]) -> Plan:
         after,
         actions,
         status_first=True,
-        requeue_after=min((wait for wait in waits if wait > 0), default=None),
+        requeue_after=soonest(*(wait for wait in waits if wait > 0), forcing),
         events=() if is_suspending(status) else (event,),
     )
 
 
 def _suspended(look: Look) -> Plan:
     status, pods = look.status, look.observed.pods
-    groups = all_groups(look)
+    policy, forcing = look.job.spec.restart, _until_forced(look)
+    # pods that are left are on nodes that may never confirm their end
+    actions: tuple[Action, ...] = (*all_groups(look), *force_deletions((*pods, *_fetching_pod(look)), policy, look.now))
     if status.phase is Phase.SUSPENDED:
-        return Plan(_with_problem(look).status, groups)
+        return Plan(_with_problem(look).status, actions, requeue_after=forcing)
     message = "stopped; set spec.suspend to false to resume"
     if status.snapshot is not None:
         message += f" from the snapshot of step {status.snapshot.step}"
     if stuck := few([f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended]):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
     after = _with_problem(transitions.suspend(look, message)).status
-    return Plan(after, groups, events=(Event("Normal", "Suspended", message),))
+    return Plan(after, actions, requeue_after=forcing, events=(Event("Normal", "Suspended", message),))
 
 
 def _with_problem(look: Look) -> Look:
@@ -122,8 +126,11 @@ def _fetching(look: Look) -> bool:
     return pod is not None and not pod.ended and not _given_up(look, pod)
 
 
-def _stop_fetching(look: Look) -> tuple[DeletePod, ...]:
+def _fetching_pod(look: Look) -> tuple[PodView, ...]:
+    """The pod of the initializers, unless it has ended."""
     pod = look.observed.initializer
-    if pod is None or pod.deleting or pod.ended:
-        return ()
-    return (DeletePod(pod.name, pod.uid, None),)
+    return () if pod is None or pod.ended else (pod.as_pod(look.status.attempt),)
+
+
+def _until_forced(look: Look) -> float | None:
+    return until_forced((*look.observed.pods, *_fetching_pod(look)), look.job.spec.restart, look.now)

@@ -186,6 +186,8 @@ class InitializerView:
     disruption_message: str = ""
     deleting: bool = False
     gone_by: datetime | None = None
+    forced: bool = False
+    """Whether it is being deleted without any grace, as of a `PodView`."""
     reason: str = ""
     message: str = ""
     termination: Termination | None = None
@@ -211,6 +213,28 @@ class InitializerView:
         if self.done and self.termination is not None:
             return self.termination.exit_code == 0
         return self.phase is PodPhase.SUCCEEDED
+
+    def as_pod(self, attempt: int) -> PodView:
+        """What any pod has of this one, for decisions that are the same for all. How it ended is left out: of its
+        containers those that are done say nothing.
+        """
+        return PodView(
+            name=self.name,
+            uid=self.uid,
+            attempt=attempt,
+            node_rank=None,
+            phase=self.phase,
+            scheduled=self.scheduled,
+            node_name=self.node_name,
+            not_ready_since=self.not_ready_since,
+            unacknowledged_since=self.unacknowledged_since,
+            deleting=self.deleting,
+            gone_by=self.gone_by,
+            forced=self.forced,
+            reason=self.reason,
+            message=self.message,
+            exited=self.exited,
+        )
 
 
 @dataclass(frozen=True, slots=True)
