@@ -89,6 +89,8 @@ class _LastPass:
     """Writes of the status that may be on record, of which one is counted once it is seen to be."""
     status_written: float | None = None
     """When the status was last written, on the event loop's clock: mere progress is not written at once again."""
+    left_at: int | None = None
+    """The job's generation when this replica stood down; None once it has looked at the job again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class _View:
 
     @property
     def generation(self) -> int:
-        return int(self.obj["metadata"].get("generation", 1))
+        return _generation(self.obj)
 
 
 @dataclass(eq=False)
@@ -206,6 +208,10 @@ class Controller:
         if last is None or last.uid != obj["metadata"]["uid"]:  # a new job of the same name
             self._count_deleted(key)
             last = self._last[key] = _LastPass(obj["metadata"]["uid"])
+        if last.left_at not in (None, _generation(obj)):
+            last.spec = None  # another replica may have followed an edit that this one has not seen
+        if self._leading:  # a pass may still be under way that began before `stand_down`
+            last.left_at = None
         try:
             job = await _aside(obj, lambda: parse_job(obj))
             last.spec = job.spec
@@ -376,8 +382,10 @@ class Controller:
         self.poller.drop_all()
         if self.webhook is not None:
             self.webhook.drop_all()
-        for last in self._last.values():
+        for key, last in self._last.items():
             last.rejected = last.status = None
+            if last.left_at is None:
+                last.left_at = _generation(self.cache.job(key) or {})
         metrics.JOBS.hide()
 
     def _forget(self, key: Key) -> None:
@@ -408,6 +416,10 @@ def _never_looked_at(dropped: Json | None) -> _LastPass | None:
     except InvalidJob:
         return None
     return _LastPass(job.uid, job.spec, job.status)
+
+
+def _generation(obj: Json) -> int:
+    return int((obj.get("metadata") or {}).get("generation", 1))
 
 
 def _subject(key: Key, uid: str) -> Subject:

@@ -58,6 +58,27 @@ async def test_a_refusal_is_forgotten_when_another_replica_leads(controller: Con
     assert (controller._last[KEY], last.rejected) == (last, None)
 
 
+@pytest.mark.parametrize(("generation", "by"), [(2, 2), (3, None)], ids=["as it was", "edited meanwhile"])
+async def test_a_spec_that_another_replica_may_have_replaced_is_not_gone_on_by(
+    controller: Controller, generation: int, by: int | None
+) -> None:
+    """The edit before the broken one may have been followed by the other replica."""
+    job = running("ns", nodes=2)
+    broken = deepcopy(job)
+    broken["spec"]["restart"] = {"scope": "Nowhere"}
+    for number, obj in enumerate((job, broken), 1):
+        obj["metadata"] |= {"generation": number, "resourceVersion": str(number)}
+        controller.cache.put_job(obj)
+        await controller._view(KEY)
+    controller.stand_down()
+    later = {"generation": generation, "resourceVersion": "3"}
+    controller.cache.put_job(broken | {"metadata": broken["metadata"] | later})
+    for _ in range(2):
+        view = await controller._view(KEY)
+        assert view is not None
+        assert (view.job and view.job.spec.nodes) == by
+
+
 async def test_nothing_is_asked_for_again_in_a_namespace_that_is_deleted(
     server: Server, controller: Controller
 ) -> None:
