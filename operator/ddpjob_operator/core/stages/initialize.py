@@ -35,7 +35,7 @@ from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import Action, CreateChild, DeletePod, Event, Plan, soonest
 from ddpjob_operator.core.values.changes import recorded, with_tries
 from ddpjob_operator.core.values.look import Look
-from ddpjob_operator.core.values.observed import InitializerView, PodPhase
+from ddpjob_operator.core.values.observed import InitializerView, PodPhase, Termination
 from ddpjob_operator.core.values.trainer_report import read_termination
 
 RETRIES = 3
@@ -165,7 +165,8 @@ def _after_failure(look: Look, pod: InitializerView) -> Plan:
 
 def _give_up(look: Look, pod: InitializerView, message: str) -> Plan:
     look = transitions.mark_uninitialized(look, FAILED, message)
-    code = pod.termination.exit_code if pod.termination else None
+    ended = _failed_end(pod)
+    code = ended.exit_code if ended is not None else None
     failure = Failure(FAILED, message, Retry.NEVER, pod_name=pod.name, exit_code=code)
     look = look.with_status(recorded(look.status, last_failure=failure_status(look.status, failure, look.now)))
     return plan_failed(look, FAILED, message)
@@ -173,23 +174,28 @@ def _give_up(look: Look, pod: InitializerView, message: str) -> Plan:
 
 def _cause(pod: InitializerView) -> tuple[str, bool]:
     """What went wrong, for people, and whether another try would only do the same."""
-    ended = pod.termination
-    name = f"initializer {pod.step}" if pod.step else f"pod {pod.name}"
+    ended = _failed_end(pod)
     if ended is None:
-        return f"{name}: {pod.message or pod.reason or f'node {pod.node_name} is gone'}", False
+        return f"pod {pod.name}: {pod.message or pod.reason or f'node {pod.node_name} is gone'}", False
+    name = f"initializer {pod.step}" if pod.step else f"pod {pod.name}"
     report = read_termination(ended.message)
     exit_ = f"exited with code {ended.exit_code}" + (f" ({ended.reason})" if ended.reason else "")
     return f"{name}: {(report.message if report else '') or exit_}", ended.exit_code == EXIT_USER
 
 
+def _failed_end(pod: InitializerView) -> Termination | None:
+    """How the initializer ended that failed, if one did. Those that are done say nothing of why the pod ended."""
+    ended = pod.termination
+    return ended if ended is not None and ended.exit_code else None
+
+
 def _disruption(look: Look, pod: InitializerView) -> str | None:
     """What of the cluster's doing ended the pod, as of one of the gang; None if it failed by itself."""
-    ended = pod.termination
     view = replace(
         pod.as_pod(look.status.attempt),
         disruption=pod.disruption,
         disruption_message=pod.disruption_message,
-        termination=ended if ended is not None and ended.exit_code else None,  # those that are done do not tell
+        termination=_failed_end(pod),
     )
     found = (*find_failures((view,), (), look.now), *lost_nodes((view,), patience(look), look.now))
     return next((failure.reason for failure in found if failure.reason in DISRUPTIONS), None)

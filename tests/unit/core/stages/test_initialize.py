@@ -232,6 +232,23 @@ def test_a_pod_on_a_lost_node_is_tried_again_elsewhere_and_does_not_count(silent
         assert made(look(after, replace(pod, deleting=True))) == ["digits-init-1"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"node_name": "node-1", "not_ready_since": later(-60)}, "node node-1 is gone"),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on resource: memory"}, "low on resource: memory"),
+    ],
+    ids=["its node is gone", "evicted"],
+)
+def test_the_initializer_before_is_not_blamed_for_the_end_of_the_pod(fields: dict[str, Any], why: str) -> None:
+    decided = look(look().status, fetcher(step="dataset", termination=Termination(0), **fields))
+    assert condition(decided)[2].startswith(f"pod digits-init-0: {why}; retrying")
+    failed = fetcher(number=3, step="dataset", termination=Termination(0), phase="Failed")
+    ended = look(in_phase(Phase.PENDING, initializer_failures=3), failed).status
+    assert ended.last_failure is not None
+    assert ended.last_failure.exit_code is None
+
+
 FETCH_FAILED = {"termination": Termination(1, message=make_report("FetchFailed"))}
 GOING = {"phase": "Running", "deleting": True, "gone_by": later(-9)}
 STOPPED = {"step": "dataset", "termination": Termination(143, message=make_report("Preempted", message="stopped"))}
