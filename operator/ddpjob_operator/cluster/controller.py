@@ -35,6 +35,7 @@ from ddpjob_operator.core.stages.invalid_spec import (
     unparsable_edit,
 )
 from ddpjob_operator.core.values.actions import Event, Plan
+from ddpjob_operator.core.values.conditions import DEGRADED
 from ddpjob_operator.core.values.job import TOO_LARGE, Defaults, Job, Problem
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import TrainerReport
@@ -345,6 +346,8 @@ class Controller:
             decided = await self._decided(view)
             if self._wait_of(change_between(view.obj.get("status") or {}, decided.status), view.last) is None:
                 await self._write(view, decided)
+            if decided.status.is_final:  # it never changes again: no condition can say so
+                self.recorder.record(_subject(key, view.owner.uid), _refused(refusal.problem))
             self._update_metrics(view, decided.status)
             self._watch_trainer(view, decided.status)  # a gang may well train while a spare is refused
             error.look_within = decided.requeue_after  # a deadline does not wait for a backoff
@@ -424,6 +427,11 @@ def _generation(obj: Json) -> int:
 
 def _subject(key: Key, uid: str) -> Subject:
     return Subject(API_VERSION, KIND, *key, uid)
+
+
+def _refused(problem: Problem) -> Event:
+    first, _, _ = problem.message.partition("\n")
+    return Event("Warning", DEGRADED, f"{problem.reason}: {first}")
 
 
 def _no_room(error: ApiError) -> Event:

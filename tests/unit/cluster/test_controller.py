@@ -115,6 +115,32 @@ async def test_a_spec_that_leaves_no_room_for_the_status_is_an_event(
     assert "shorten args, env or podTemplate" in recorded[0].message
 
 
+async def test_a_deletion_that_is_refused_after_the_end_of_the_job_is_an_event(
+    server: Server, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status of a job that is over never changes, and its pods hold their nodes."""
+    recorded: list[Event] = []
+    monkeypatch.setattr(controller.recorder, "record", lambda about, event: recorded.append(event))
+    over = running("ns")
+    over["status"] = wire_form(DDPJobStatus(phase=Phase.FAILED, completion_time=NOON))
+    owner = {"kind": "DDPJob", "name": "digits", "uid": "job-1", "controller": True}
+    labels = {"training.ddpjob.io/attempt": "0", "training.ddpjob.io/node-rank": "0"}
+    names = {"name": "digits-0-0", "namespace": "ns", "uid": "pod-1", "resourceVersion": "5"}
+    pod = {"metadata": names | {"ownerReferences": [owner], "labels": labels}, "status": {"phase": "Running"}}
+    take_lists(controller.cache, "ns", [over], [pod], 7)
+
+    async def refuse(request: web.Request) -> web.Response:
+        if request.method == "DELETE":
+            return status(403, "Forbidden", 'admission webhook "guard" denied the request: no deletions today')
+        return ok(over)
+
+    server.answers = [refuse]
+    with pytest.raises(ApiError, match="no deletions today"):
+        await controller.reconcile(KEY)
+    assert [(event.type, event.reason) for event in recorded] == [("Warning", "Degraded")]
+    assert "digits-0-0" in recorded[0].message
+
+
 def restarts(namespace: str) -> float:
     found = metrics.REGISTRY.collect()
     samples = (one for family in found for one in family.samples if one.name == "ddpjob_operator_restarts_total")

@@ -16,6 +16,7 @@ from ddpjob_operator.core.failure.detect import SETTLE_SECONDS, last_report, las
 from ddpjob_operator.core.failure.node_lost import force_deletions, until_forced
 from ddpjob_operator.core.gang.children import all_groups
 from ddpjob_operator.core.gang.members import discard
+from ddpjob_operator.core.gang.problems import startup_problem
 from ddpjob_operator.core.ledger.progress import with_final_report, with_snapshot
 from ddpjob_operator.core.stages.initialize import with_data
 from ddpjob_operator.core.transitions import SUSPENDING
@@ -90,8 +91,8 @@ def _suspended(look: Look) -> Plan:
 
 
 def _with_problem(look: Look) -> Look:
-    """The look with an edit on record that cannot be followed, such as the one that was to resume the job."""
-    problem = look.job.rejected_edit
+    """The look with what the API server refuses, such as to delete a pod, or an edit that cannot be followed."""
+    problem = startup_problem(look, ()) or look.job.rejected_edit
     return transitions.recover(look) if problem is None else transitions.degrade(look, problem)
 
 

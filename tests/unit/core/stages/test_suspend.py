@@ -44,6 +44,7 @@ from ddpjob_operator.core.values.actions import (
     Plan,
     ReleasePod,
 )
+from ddpjob_operator.core.values.job import Problem
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
 from ddpjob_operator.wire.jobs import is_left_to_another
 
@@ -268,6 +269,21 @@ def test_a_suspension_in_progress_costs_no_further_write_and_no_call() -> None:
     going = tuple(make_pod(rank, deleting=True, gone_by=later(60)) for rank in (0, 1))
     decided = look(make_job(suspending(), suspend=True), seen(*going))
     assert (decided.status, decided.actions, decided.events) == (suspending(), (), ())
+
+
+DENIED = Problem("AdmissionDenied", "the API server rejected a change of digits-0-0: denied by a policy")
+
+
+@pytest.mark.parametrize("status", [in_phase(Phase.RUNNING), suspended()], ids=["stopping", "suspended"])
+def test_a_deletion_that_the_api_server_refuses_is_reported_until_it_does_not(status: DDPJobStatus) -> None:
+    decided = look(make_job(status, suspend=True), seen(*GANG, problem=DENIED))
+    assert condition(decided.status, cond.DEGRADED) == ("True", "AdmissionDenied")
+    assert "Degraded" in [event.reason for event in decided.events]
+    assert names(decided, DeletePod) == ["digits-0-0", "digits-0-1"]
+    assert condition(look(make_job(decided.status, suspend=True), seen()).status, cond.DEGRADED) == (
+        "False",
+        "AsExpected",
+    )
 
 
 # Suspended
