@@ -120,7 +120,9 @@ def ranks_per_node(obj: Object) -> int:
 
 
 def _readable(given: Object, unreadable: list[tuple[Any, ...]]) -> dict[str, Any]:
-    """`given` without what is at these locations: items of a list one by one, any other field as a whole."""
+    """`given` without what is at these locations: items of a list and fields of `internal`, which are records of
+    different things, one by one; any other field as a whole.
+    """
     spoilt: dict[str, set[Any]] = {}
     for field, *inner in unreadable:
         spoilt.setdefault(field, set()).add(inner[0] if inner else None)
@@ -128,6 +130,8 @@ def _readable(given: Object, unreadable: list[tuple[Any, ...]]) -> dict[str, Any
     for field, indices in spoilt.items():
         if isinstance(given[field], list) and None not in indices:
             kept[field] = [item for index, item in enumerate(given[field]) if index not in indices]
+        elif field == "internal" and None not in indices:
+            kept[field] = {name: value for name, value in given[field].items() if name not in indices}
     return kept
 
 

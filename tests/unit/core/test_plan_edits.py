@@ -56,6 +56,16 @@ def test_the_next_attempt_uses_the_new_spec_throughout() -> None:
     assert look(edited(decided.status, nodes=3), seen(attempt=1)).status.phase is Phase.RESTARTING
 
 
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING, Phase.RESTARTING])
+def test_an_elastic_gang_that_has_shrunk_goes_on_without_a_record_of_its_spec(phase: Phase) -> None:
+    """Another version may have kept it elsewhere."""
+    status = in_phase(phase, nodes=2, spec_digests=None, attempt_start_time=NOW)
+    decided = look(make_job(status, nodes=3, elastic={"minNodes": 1}), seen(*GANG))
+    assert (decided.status.phase, decided.status.attempt, decided.status.restarts) == (Phase.RUNNING, 0, 0)
+    assert decided.status.nodes == NodeCount(ready=2, total=2)
+    assert deleted(decided) == []
+
+
 def test_an_edit_that_is_taken_back_leaves_nothing_behind() -> None:
     degraded = look(edited(RUNNING, args=["--x"]), seen(*GANG)).status
     after = look(make_job(degraded, generation=3), seen(*GANG)).status

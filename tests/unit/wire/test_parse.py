@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddpjob_operator.api.status import DDPJobStatus, NodeCount
+from ddpjob_operator.api.status import DDPJobStatus, Internal, NodeCount
 from ddpjob_operator.core.values.observed import NO_ATTEMPT, InitFailure, PodPhase, PodView, Termination
 from ddpjob_operator.wire import pods
 from ddpjob_operator.wire.jobs import InvalidJob, parse_job, parse_status, without_broken_rules
@@ -599,6 +599,11 @@ CONDITION = {"type": "Running", "status": "True", "reason": "GangRunning", "last
         ({"goodput": {"training": "long"}}, {"goodput": None}),
         ({"nodes": []}, {"nodes": NodeCount()}),
         ({"conditions": [CONDITION, {"type": "Degraded"}, CONDITION | {"lastTransitionTime": "soon"}]}, {}),
+        ({"internal": 7}, {}),
+        (
+            {"internal": {"specDigests": {"nodes": "1"}, "lostPods": {"pod-1": "lost"}}},
+            {"internal": Internal(spec_digests={"nodes": "1"})},
+        ),
         (
             {"failures": 7, "restartTimes": ["never", "2026-01-02T03:04:05Z"]},
             {"restart_times": (BEGUN,)},

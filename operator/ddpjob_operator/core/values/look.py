@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
-from ddpjob_operator.api.status import DDPJobStatus
+from ddpjob_operator.api.status import DDPJobStatus, Phase
 from ddpjob_operator.core.values.job import Defaults, Job
 from ddpjob_operator.core.values.names import pod_name
 from ddpjob_operator.core.values.observed import Observed, PodView
+
+_WITH_A_GANG = (Phase.STARTING, Phase.RESTARTING, Phase.RUNNING)
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,11 @@ class Look:
 
     @property
     def gang_size(self) -> int:
-        """Nodes of the attempt in progress; a spec edited since its pods were first made does not change it."""
-        recorded = self.status.internal.spec_digests is not None
+        """Nodes of the attempt in progress; a spec edited since its pods were first made does not change it.
+
+        Nor does the loss of the other records of a gang that is there, as where another version has written them.
+        """
+        recorded = self.status.internal.spec_digests is not None or self.status.phase in _WITH_A_GANG
         return (self.status.nodes.total if recorded else 0) or self.job.spec.nodes
 
     def seconds_until(self, moment: datetime) -> float:
