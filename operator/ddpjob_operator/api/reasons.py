@@ -245,7 +245,7 @@ FAILURES = (
     Reason("Evicted", "", "The kubelet evicted a pod because its node ran short of a resource. A disruption."),
     Reason("StorageLimitExceeded", "", "The kubelet evicted a pod that wrote more to its disk than its limit allows."),
     Reason("Drained", "", "A pod was evicted by the eviction API, as kubectl drain does. A disruption."),
-    Reason("Disrupted", "", "The cluster, or Kueue, ended a pod for the reason in the message. A disruption."),
+    Reason("Disrupted", "", "The cluster, or Kueue, ended a pod, or it was deleted before it began. A disruption."),
     Reason("NodeTainted", "", "A pod ended in order, or was not admitted, for a taint of its node. A disruption."),
     Reason("DeviceTainted", "", "A pod was deleted for a taint of a device of its claim (DRA). A disruption."),
     Reason("NodeRebooted", "", "A node came back without the pods that ran there. A disruption."),

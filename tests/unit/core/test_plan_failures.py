@@ -175,6 +175,16 @@ def test_a_pod_that_never_ends_its_grace_is_given_up_three_seconds_later() -> No
     assert look(make_job(RUNNING), seen(make_pod(0), going), 63).status.attempt == 1
 
 
+def test_a_pod_that_is_deleted_before_it_began_costs_no_restart_although_its_node_is_slow() -> None:
+    """As one that waits for a volume. Its name is free once the kubelet has confirmed that it is gone."""
+    waits = make_pod(0, "Pending", scheduled=True, began=False, deleting=True, gone_by=later(-4))
+    starting = in_phase(Phase.STARTING, attempt_start_time=NOW)
+    after = look(make_job(starting, restart={"maxRestarts": 0}), seen(waits, make_pod(1))).status
+    assert (after.phase, after.attempt, after.restarts, after.disruptions) == (Phase.RESTARTING, 1, 0, 1)
+    assert after.last_failure is not None
+    assert (after.last_failure.reason, after.last_failure.pod_name) == ("Disrupted", "digits-0-0")
+
+
 def test_a_pod_that_was_deleted_by_force_is_missed_at_once() -> None:
     after = look(make_job(RUNNING), seen(make_pod(0))).status
     assert after.last_failure is not None

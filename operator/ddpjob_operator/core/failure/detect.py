@@ -292,6 +292,9 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
     if pod.disruption:
         said = f"{pod.disruption}: {pod.disruption_message}" if pod.disruption_message else pod.disruption
         return _DISRUPTED.get(pod.disruption, DISRUPTED), f"pod {pod.name} was disrupted: {said[:LOG_LINE_LIMIT]}"
+    if pod.deleting and pod.phase is PodPhase.PENDING and not pod.began:
+        # nobody deletes it for what it does; one that goes in time is created again at no cost either
+        return DISRUPTED, f"pod {pod.name} was deleted before it began, and its node takes long to confirm it"
     return ("PodDeleted", f"pod {pod.name} was deleted") if pod.deleting else None
 
 

@@ -49,7 +49,9 @@ DISRUPTIONS = frozenset(
         STATUS_RESTORED,  # a backup of the cluster, which knows less than the volume
     }
 )
-"""Reasons that are the cluster's doing. Not PodDeleted: a person may delete a pod because of what it does."""
+"""Reasons that are the cluster's doing. Not PodDeleted: a person may delete a pod because of what it does.
+One that never began is `DISRUPTED`.
+"""
 
 
 _FORMER_NAMES = {

@@ -25,6 +25,7 @@ from ddpjob_operator.core.values.observed import InitFailure, PodView
 
 EVICTED = {"reason": "Evicted", "message": "The node was low on resource: memory."}
 GONE = {"deleting": True, "gone_by": later(-SETTLE_SECONDS)}
+NEVER_BEGAN: dict[str, Any] = GONE | {"phase": "Pending", "began": False}
 GOING = {"deleting": True, "gone_by": later(30)}
 
 
@@ -219,6 +220,8 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
         ),
         case("a deleted pod within its grace has not failed yet", make_pod(**GOING), None),
         case("a deleted pod past its grace counts as gone", make_pod(**GONE), "PodDeleted"),
+        case("one that never began was not deleted for what it did", make_pod(0, **NEVER_BEGAN), "Disrupted"),
+        case("one whose init container ran may have been", make_pod(0, **NEVER_BEGAN | {"began": True}), "PodDeleted"),
     ],
 )
 def test_each_ending_has_one_reason(pod: PodView, reason: str | None, retry: Retry) -> None:
