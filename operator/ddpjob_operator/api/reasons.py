@@ -276,6 +276,7 @@ FAILURES = (
         "The kubelet refused the pod: no further volume can be attached to the node. A disruption.",
         "Training resumes.",
     ),
+    Reason("PodDeadlineExceeded", "", "A pod ran for its own activeDeadlineSeconds. Counts towards maxRestarts."),
     Reason("PodDeleted", "", "A pod was deleted. Counts towards maxRestarts."),
     Reason("InitContainerFailed", "", "An init container failed, of podTemplate or an injected one."),
     Reason("PodFailed", "", "A pod failed without a container status.", "Check the events of the pod and of its node."),

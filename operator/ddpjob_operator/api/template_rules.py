@@ -101,6 +101,15 @@ def taken_volume_name(spec: DDPJobSpec) -> str | None:
     return None
 
 
+def deadline_of_pods(spec: DDPJobSpec) -> str | None:
+    """The kubelet ends a pod at its deadline, and each attempt begins with new pods: the job would restart."""
+    seconds = _template(spec).get("activeDeadlineSeconds")
+    if seconds is None:
+        return None
+    path = "spec.podTemplate.spec.activeDeadlineSeconds"
+    return f"{path}: {seconds} ends each pod, and the job restarts; remove it, and use spec.activeDeadlineSeconds"
+
+
 def malformed_template(spec: DDPJobSpec) -> str | None:
     """Lists that are merged item by item must contain objects with their merge key."""
     template, path = _template(spec), "spec.podTemplate.spec"

@@ -25,6 +25,7 @@ from ddpjob_operator.api.template_rules import (
     RESERVED_ENV,
     RESERVED_ENV_PREFIXES,
     accelerators_without_ranks,
+    deadline_of_pods,
     is_reserved,
     malformed_template,
     reserved_template_env,
@@ -375,6 +376,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
     Rule(("podTemplate",), "", "", reserved_template_env),
     Rule(("podTemplate",), "", "", taken_volume_name, at_start=True),
     Rule(("podTemplate",), "", "", restarted_trainer, at_start=True),
+    Rule(("podTemplate",), "", "", deadline_of_pods, at_start=True),
     Rule(("procsPerNode",), "", "", accelerators_without_ranks, at_start=True),
 )
 

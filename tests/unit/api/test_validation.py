@@ -326,6 +326,9 @@ def template(**spec: Any) -> dict[str, Any]:
         (template(initContainers=[{"name": "watch", "restartPolicyRules": [{"action": "RestartAllContainers"}]}]),
          "spec.podTemplate.spec.initContainers[0].restartPolicyRules: RestartAllContainers would restart the ranks of "
          "one pod; remove it, and use spec.restart"),
+        (template(activeDeadlineSeconds=3600),
+         "spec.podTemplate.spec.activeDeadlineSeconds: 3600 ends each pod, and the job restarts; remove it, and use "
+         "spec.activeDeadlineSeconds"),
         (template(containers=[EIGHT_GPUS]),
          "spec.podTemplate.spec.containers[0].resources.limits: nvidia.com/gpu: 8 would have one rank; set "
          "spec.procsPerNode: 8"),
@@ -378,7 +381,7 @@ def template(**spec: Any) -> dict[str, Any]:
     ],
     ids=["a reserved variable for the trainer", "the second container", "a sidecar's variables are its own",
          "a trainer that is restarted alone", "a trainer that is not", "a sidecar may be",
-         "a sidecar may be by a rule", "all containers by a rule of one",
+         "a sidecar may be by a rule", "all containers by a rule of one", "a deadline of each pod",
          "GPUs that have no ranks", "one rank with all of them", "GPUs of a sidecar", "GPUs that are counted elsewhere",
          "accelerators that are not counted", "one, and parts of one",
          "the name of the job's volume", "that name with another claim", "that name with the same claim",

@@ -175,6 +175,17 @@ def test_a_pod_that_never_ends_its_grace_is_given_up_three_seconds_later() -> No
     assert look(make_job(RUNNING), seen(make_pod(0), going), 63).status.attempt == 1
 
 
+def test_the_deadline_of_a_pod_leaves_the_others_as_the_policy_says() -> None:
+    """A job that has begun may have one, and a rule that knows the kubelet's name for it."""
+    rules = [{"reasons": ["DeadlineExceeded"], "action": "Fail"}]
+    job = make_job(RUNNING, cleanPodPolicy="None", restart={"rules": rules})
+    decided = look(job, seen(failed(0, 143, "Preempted", reason="DeadlineExceeded"), make_pod(1)))
+    assert condition(decided.status, cond.FAILED) == ("True", "PodDeadlineExceeded")
+    assert deleted(decided) == []
+    assert decided.status.last_failure is not None
+    assert "remove it from podTemplate" in decided.status.last_failure.advice
+
+
 def test_a_pod_that_is_deleted_before_it_began_costs_no_restart_although_its_node_is_slow() -> None:
     """As one that waits for a volume. Its name is free once the kubelet has confirmed that it is gone."""
     waits = make_pod(0, "Pending", scheduled=True, began=False, deleting=True, gone_by=later(-4))

@@ -301,6 +301,8 @@ def _stopped_by(pod: PodView) -> tuple[str, str] | None:
 def _reason_of_kubelet(pod: PodView) -> str:
     if pod.reason == "Evicted" and _OVER_ITS_LIMIT.search(pod.message) is not None:
         return "StorageLimitExceeded"
+    if pod.reason == "DeadlineExceeded":  # of the pod: that of the job has this name
+        return "PodDeadlineExceeded"
     if pod.reason == "TaintToleration":  # the taint was set between the binding and the admission of the pod
         return NODE_TAINTED
     # OutOf and the name of any resource, such as OutOfnvidia.com/gpu: that is no CamelCase

@@ -51,6 +51,8 @@ ADVICE: dict[str, str] = {
     "CreateContainerConfigError": "The container cannot be created: check the Secrets and ConfigMaps in env.",
     "Unschedulable": "No node fits the pod: check its resources, node selector, tolerations and claims.",
     "DeadlineExceeded": "Apply the job again with a longer activeDeadlineSeconds. It resumes from its snapshot.",
+    "PodDeadlineExceeded": "The pod has activeDeadlineSeconds: remove it from podTemplate, or from the policy of the "
+    "cluster that adds it, and set spec.activeDeadlineSeconds.",
     "BeyondBounds": "Lower the value that the message names, or ask the administrator. Then delete the job and apply "
     "it again.",
     "StartupDeadlineExceeded": "Fix the cause, or raise startupDeadlineSeconds. Then apply the job again.",

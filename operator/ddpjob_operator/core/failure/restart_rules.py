@@ -59,6 +59,7 @@ _FORMER_NAMES = {
     "NodeTainted": ("Evicted",),
     DISRUPTED: ("Evicted",),
     "StorageLimitExceeded": ("Evicted",),
+    "PodDeadlineExceeded": ("DeadlineExceeded",),
 }
 """What rules may still know a reason by."""
 

@@ -40,11 +40,12 @@ SOURCES_PATH = "/mnt/source"
 
 _OF_THE_GANG = (
     "containers", "initContainers", "affinity", "topologySpreadConstraints", "schedulingGates", "resourceClaims",
-    "resources", "schedulingGroup", "workloadRef",
+    "resources", "schedulingGroup", "workloadRef", "activeDeadlineSeconds",
 )  # fmt: skip
 """What the podTemplate says of the pods that train, and of no other. A claim of devices (DRA) is allocated to a pod
 whether a container of it uses them or not. `resources` are those of the pod as a whole (KEP-2837). A group of pods
 (KEP-4671; `workloadRef` in 1.35) is scheduled when all of the gang are there, which waits for the data.
+`activeDeadlineSeconds` is how long they may train.
 """
 
 

@@ -198,6 +198,11 @@ def case(sentence: str, pod: PodView, reason: str | None, retry: Retry = Retry.Y
         case(
             "a pod that is to be disrupted and runs has not failed", make_pod(disruption="PreemptionByScheduler"), None
         ),
+        case(
+            "the deadline of a pod is not that of its job",
+            failed(0, 143, "Preempted", reason="DeadlineExceeded"),
+            "PodDeadlineExceeded",
+        ),
         case("a pod that failed for no known reason still failed", make_pod(0, "Failed"), "PodFailed"),
         case("a deleted pod that saved its snapshot was deleted", failed(0, 143, "Preempted", **GOING), "PodDeleted"),
         case("a deleted pod that was killed was deleted", failed(0, 137, **GOING), "PodDeleted"),

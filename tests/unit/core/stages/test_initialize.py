@@ -506,8 +506,9 @@ def test_the_pod_takes_none_of_the_devices_that_the_gang_claims() -> None:
         {"resources": {"requests": {"cpu": "64", "memory": "512Gi"}}},
         {"schedulingGroup": {"podGroupName": "digits"}},
         {"workloadRef": {"name": "digits", "podGroup": "ranks"}},
+        {"activeDeadlineSeconds": 3600},
     ],
-    ids=["resources of a pod as a whole", "a group", "a group of Kubernetes 1.35"],
+    ids=["resources of a pod as a whole", "a group", "a group of Kubernetes 1.35", "a deadline"],
 )
 def test_the_pod_asks_for_nothing_that_is_for_the_gang_as_pods(of_gang: dict[str, Any]) -> None:
     """It would need a whole node for a download, or wait for pods that wait for it."""
