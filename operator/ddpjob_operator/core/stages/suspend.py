@@ -87,7 +87,9 @@ def _suspended(look: Look) -> Plan:
     if stuck := few([f"{pod.name} on {pod.node_name}" for pod in pods if pod.placed and not pod.ended]):
         message += f". These pods did not confirm their end, and may still run: {stuck}"
     after = _with_problem(transitions.suspend(look, message)).status
-    return Plan(after, actions, requeue_after=forcing, events=(Event("Normal", "Suspended", message),))
+    event = Event("Normal", "Suspended", message)
+    # the message names pods that are not seen any more once they are deleted by force
+    return Plan(after, actions, status_first=True, requeue_after=forcing, events=(event,))
 
 
 def _with_problem(look: Look) -> Look:

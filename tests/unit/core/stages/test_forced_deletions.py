@@ -12,6 +12,7 @@ from builders import in_phase, later, make_job, make_pod, seen
 from looks import look
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
+from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.actions import DeletePod, Plan
 from ddpjob_operator.core.values.observed import InitializerView, PodPhase, PodView
 from ddpjob_operator.wire.pods import parse_initializer
@@ -66,6 +67,17 @@ def test_a_pod_that_a_suspended_job_has_given_up_is_deleted_by_force_too(
     assert decided.status.phase is Phase.SUSPENDED
     assert graces(decided) == ([("digits-0-0", 0)] if forced else [])
     assert decided.requeue_after == (None if forced else 10)
+
+
+def test_that_a_pod_may_still_run_is_on_record_before_it_is_deleted_by_force() -> None:
+    """Nothing shows it afterwards."""
+    given_up = silent(40, deleting=True, gone_by=later(-15))
+    decided = look(make_job(suspending().status, suspend=True, restart=FORCE), seen(given_up))
+    assert graces(decided) == [("digits-0-0", 0)]
+    assert decided.status_first
+    found = cond.find(decided.status.conditions, cond.SUSPENDED)
+    assert found is not None
+    assert "may still run: digits-0-0 on " in found.message
 
 
 @pytest.mark.parametrize(("restart", "grace"), [(FORCE, 0), ({}, None)])
