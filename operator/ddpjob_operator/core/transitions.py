@@ -248,7 +248,9 @@ def has_had_gang(status: DDPJobStatus) -> bool:
 
 def is_under_way(status: DDPJobStatus) -> bool:
     """Whether the job has begun: a gang, or the pod of its initializers. It is not ended for an edit."""
-    return status.phase not in (None, Phase.PENDING) or cond.find(status.conditions, cond.INITIALIZED) is not None
+    # a phase that this version cannot read is None
+    begun = has_had_gang(status) if status.phase is None else status.phase is not Phase.PENDING
+    return begun or cond.find(status.conditions, cond.INITIALIZED) is not None
 
 
 def succeed(look: Look, message: str) -> Look:

@@ -637,6 +637,14 @@ def test_a_job_that_fetches_its_data_can_do_without_such_a_rule_too() -> None:
     assert found.spec.restart.rules == ()
 
 
+def test_so_can_one_in_a_phase_that_only_another_version_knows() -> None:
+    rules = [{"messagePattern": "(", "action": "Fail"}]
+    status = {"phase": "Draining", "internal": {"specDigests": {"nodes": "1"}}}
+    found = without_broken_rules(obj({"restart": {"rules": rules}}, status=status))
+    assert found is not None
+    assert found.spec.restart.rules == ()
+
+
 def test_any_other_mistake_stays_one() -> None:
     running = {"phase": "Running"}
     assert without_broken_rules(obj({"restart": {"rules": [{"exitCodes": [3]}]}}, status=running)) is None
