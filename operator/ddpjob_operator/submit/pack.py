@@ -26,6 +26,7 @@ from pathspec import GitIgnoreSpec
 
 from ddpjob_operator.api.pod import MOST_CODE_PARTS
 from ddpjob_operator.submit.git_excludes import lists_of_git
+from ddpjob_operator.submit.repositories import OF_BARE, file_of_repository, has_bare_repository, is_repository
 
 MOST_PART_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB (ConfigMap validation of the API server), its keys included."""
@@ -37,14 +38,13 @@ _HEADER_BYTES = 128
 """What a file takes in a compressed archive beside its content and its path."""
 _TAR_HEADER_BYTES = 4096
 """What a file may take in an archive that is not compressed beside its content: headers, a long name, padding."""
+_LONGEST_PATH = 1024
+"""Of a file; pods refuse a longer one, too."""
 FETCHED = ".ddpjob-code"
 """A file that `ddpjob code` leaves in its folder, which is the code of another job wherever it is part of a folder."""
 
 _NO_CODE = GitIgnoreSpec.from_lines(
     [
-        ".git",
-        ".hg/",
-        ".svn/",
         "__pycache__/",
         "*.py[co]",
         "*.egg-info/",
@@ -159,6 +159,11 @@ def unpack(parts: Iterable[bytes]) -> list[File]:
         raise
     except (tarfile.TarError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
         raise BadCode(f"the packed code cannot be read: {error}") from error
+    if (found := file_of_repository(files)) is not None:
+        what = "is part of a repository, whose settings can run programs here"
+        raise BadCode(
+            f"the packed code has {found!r}, which {what}; no submit sends it: look at its ConfigMaps instead"
+        )
     return [files[path] for path in sorted(files, key=str.encode)]
 
 
@@ -177,6 +182,8 @@ def _decompressed(part: bytes) -> bytes:
 def _is_plain(name: str) -> bool:
     """Whether `pack` could have written this name."""
     path = PurePosixPath(name)
+    if len(name) > _LONGEST_PATH or FETCHED in path.parts:
+        return False
     if not path.parts or path.is_absolute() or ".." in path.parts or str(path) != name:
         return False
     return _is_printable(name)
@@ -314,7 +321,7 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
     end = "/" if is_folder else ""
     if is_folder and _is_marked(path):
         return True
-    if _matches(_NO_CODE, path.name, is_folder):
+    if is_repository(path.name) or _matches(_NO_CODE, path.name, is_folder):
         return True
     is_secret = _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder) is True
     by_weight = sorted(rules, key=lambda rule: rule.is_ours)
@@ -361,9 +368,13 @@ def pattern_that_sends(folder: Path, path: str) -> str:
 
 
 def _is_marked(folder: Path) -> bool:
-    """Whether it is a virtual environment, or from `ddpjob code`. One that may not be entered does not show it."""
+    """Whether it is a virtual environment, a bare repository, or from `ddpjob code`. One that may not be entered does
+    not show it.
+    """
     try:
-        return any((folder / marker).exists() for marker in ("pyvenv.cfg", FETCHED))
+        if any((folder / marker).exists() for marker in ("pyvenv.cfg", FETCHED)):
+            return True
+        return has_bare_repository([name for name in OF_BARE if (folder / name).exists()])
     except PermissionError:
         return False
 

@@ -187,6 +187,20 @@ def test_a_worktree_and_a_submodule_of_git_are_the_code_that_a_clone_is(folder: 
     assert pack(folder).sha256 == expected
 
 
+def test_a_bare_repository_in_the_folder_is_left_out(folder: Path) -> None:
+    expected = pack(folder).sha256
+    write(folder, **{"model.git/HEAD": "", "model.git/objects/x": "", "model.git/refs/x": "", "model.git/config": ""})
+    assert pack(folder).sha256 == expected
+
+
+def test_a_folder_with_a_few_names_of_a_repository_is_sent_and_comes_back(folder: Path) -> None:
+    paths = {"HEAD", "objects/chair.py", "pkg/refs/x", ".gitignore", ".github/ci.yaml", "pkg.git.py"}
+    write(folder, **dict.fromkeys(paths, ""))
+    packed = pack(folder)
+    assert paths <= packed.paths
+    assert {file.path for file in unpack(packed.parts)} == packed.paths
+
+
 @pytest.fixture
 def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that only another user may enter, also where the tests run as root, whom nothing refuses."""
@@ -466,6 +480,37 @@ def member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
 def test_packed_code_of_another_author_is_not_trusted(parts: list[bytes]) -> None:
     with pytest.raises(BadCode, match="the packed code"):
         unpack(parts)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [".git/config"],
+        ["lib/.git"],
+        ["lib/.GIT/config"],
+        [".g\u200cit/config"],
+        [".git./config"],
+        ["git~1/config"],
+        [".hg/hgrc"],
+        ["lib/.svn/entries"],
+        ["HEAD", "config", "objects/x", "refs/x"],
+        ["lib/head", "lib/config", "lib/Objects/x", "lib/refs/x"],
+        ["lib/HEAD", "lib/commondir"],
+    ],
+    ids=[
+        "git", "its file", "case", "ignored on HFS", "ignored on NTFS", "short name", "hg", "svn", "bare", "bare below",
+        "worktree",
+    ],
+)  # fmt: skip
+def test_packed_code_with_a_repository_is_refused_as_git_would_run_its_settings(paths: list[str]) -> None:
+    with pytest.raises(BadCode, match="is part of a repository, whose settings can run programs"):
+        unpack([archive(member("train.py"), *map(member, paths))])
+
+
+@pytest.mark.parametrize("path", [packing.FETCHED, f"{packing.FETCHED}/x", "a/" * 600 + "b"])
+def test_a_path_that_pack_does_not_write_is_refused(path: str) -> None:
+    with pytest.raises(BadCode, match="which is not a file of a folder"):
+        unpack([archive(member(path))])
 
 
 def test_packed_code_that_unpacks_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
