@@ -193,6 +193,7 @@ def container(name: str, cpu: str | int) -> Object:
 
 NULLS = ("containers", "initContainers", "volumes", "hostPID", "tolerations", "schedulerName", "nodeName")
 TOKEN = {"serviceAccountToken": {"path": "token"}}
+CERTIFICATE = {"podCertificate": {"signerName": "kubernetes.io/kube-apiserver-client-pod", "keyType": "ED25519"}}
 TAINT = "node.kubernetes.io/unreachable"
 OF_ALL: Cases = {
     "nothing": {},
@@ -208,6 +209,7 @@ OF_ALL: Cases = {
     "a token in a volume": template(
         volumes=[{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]
     ),
+    "a certificate of the pod": template(volumes=[{"name": "c", "projected": {"sources": [CERTIFICATE]}}]),
     "the old name of an account": template(serviceAccount="ok-trainer"),
     "a class of the cluster's": template(priorityClassName="system-node-critical"),
     "a class of the group": {"scheduling": {"gang": "Volcano", "priorityClassName": "high"}},

@@ -18,6 +18,8 @@ from ddpjob_operator.core.values.job import Bounds, Job, Manifest
 SPEC = f"{TEMPLATE}.spec"
 OURS = ("persistentVolumeClaim", "emptyDir", "downwardAPI")
 """Kinds of the volumes that every pod of a gang has."""
+_CREDENTIALS = frozenset({"serviceAccountToken", "podCertificate"})
+"""Projected sources that say who a pod is: its account (KEP-4317 for the certificate)."""
 
 Named = Iterable[tuple[str, str]]
 """Fields, and what they name."""
@@ -80,7 +82,7 @@ def _has_token(pod: Manifest) -> bool:
         return True
     projected = (volume.get("projected") for volume in _objects(pod["spec"].get("volumes")))
     sources = (source for found in projected if isinstance(found, dict) for source in _objects(found.get("sources")))
-    return any("serviceAccountToken" in source for source in sources)
+    return any(_CREDENTIALS & source.keys() for source in sources)
 
 
 def _priority_classes(job: Job, pod: Manifest) -> Named:

@@ -190,12 +190,19 @@ def test_the_priority_class_of_a_pod_group_is_held_to_the_list_whatever_the_temp
 
 
 TOKEN = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+OF_SIGNER = {"signerName": "kubernetes.io/kube-apiserver-client-pod", "keyType": "ED25519"}
+CERTIFICATE = {"name": "certificate", "projected": {"sources": [{"podCertificate": OF_SIGNER}]}}
 
 
 @pytest.mark.parametrize(
     "spec",
-    [{"automountServiceAccountToken": True}, {"automountServiceAccountToken": None}, {"volumes": [TOKEN]}],
-    ids=["mounted", "mounted by default", "in a volume"],
+    [
+        {"automountServiceAccountToken": True},
+        {"automountServiceAccountToken": None},
+        {"volumes": [TOKEN]},
+        {"volumes": [CERTIFICATE]},
+    ],
+    ids=["mounted", "mounted by default", "in a volume", "a certificate"],
 )
 def test_a_pod_with_credentials_and_no_account_has_those_of_default(spec: dict[str, Any]) -> None:
     (said,) = refusals(only("serviceAccounts", "trainer"), spec)
