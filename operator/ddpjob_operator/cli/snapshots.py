@@ -29,6 +29,7 @@ from ddpjob_operator.follow.volume_snapshots import (
     CHANGES,
     Snapshot,
     has_no_directory,
+    list_on_volume,
     parse_snapshots,
     run_on_volume,
     snapshots_on_volume,
@@ -110,8 +111,7 @@ def show_on_volume(cluster: Cluster, name: str, image: str | None, output: Outpu
 
 async def _list_on_volume(client: Client, namespace: str, name: str, image: str | None) -> int:
     """Print what the trainer's command lists; its exit code, or 0 where the job has not saved anything yet."""
-    lines: list[str] = []
-    code, _ = await run_on_volume(client, namespace, name, "ls", (), image=image, say=lines.append, note=print_note)
+    code, lines = await list_on_volume(client, namespace, name, (), image=image, note=print_note)
     if code != SUCCEEDED and has_no_directory(lines):
         print(f"no snapshot of {name} is on its volume")
         return SUCCEEDED

@@ -9,7 +9,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from ddpjob_operator.runtime.execute import output_of
 
 MOST_TRIES = 5
 """Connections in a row that bring nothing, after which it is given up."""
+MOST_LINES = 1000
+"""Of a command that fails, the last ones: its image may print without end."""
 _FOLDER = "/tmp/export"  # noqa: S108 - a mount of the pod
 _KILLED = 137
 _FOR_NOW = (429, 500, 502, 503, 504)
@@ -78,7 +81,7 @@ async def export(
     options = ("--state", state, "--to", _FOLDER, "--hold", str(LONGEST_SECONDS), *of_step)
     manifest, _ = await pod_on_volume(client, namespace, name, "export", options, image)
     async with started_pod(client, namespace, manifest, FREE, note) as pod:
-        lines: list[str] = []
+        lines = deque[str](maxlen=MOST_LINES)
         found = await _held(client, pod, state, lines)
         if found is None:
             return Export(_explained(await exit_code(client, pod, ROLE), lines, say))
@@ -90,7 +93,7 @@ async def export(
         return Export(0, taken, tuple(to / held.name for held in files))
 
 
-async def _held(client: Client, pod: str, state: str, lines: list[str]) -> tuple[int, tuple[Held, ...]] | None:
+async def _held(client: Client, pod: str, state: str, lines: deque[str]) -> tuple[int, tuple[Held, ...]] | None:
     """What waits in the pod, once it does; None if its log has ended without it. Other lines are added to `lines`."""
     async with aclosing(log_of(client, pod, ROLE)) as log:
         async for line in log:
@@ -117,7 +120,7 @@ def parse_held(line: str, state: str) -> tuple[int, tuple[Held, ...]] | None:
         return None
 
 
-def _explained(code: int, lines: Sequence[str], say: Note) -> int:
+def _explained(code: int, lines: Iterable[str], say: Note) -> int:
     if any(_OLDER_IMAGE in line for line in lines):
         what = "the trainer image is older than this, and its export cannot be read from outside"
         raise ApiError(0, "OlderImage", f"{what}; name a newer one with --image")
@@ -165,6 +168,8 @@ async def _fetch(client: Client, pod: str, held: Held, to: BinaryIO, moved: Move
         try:
             async with aclosing(output_of(client, pod, ROLE, read)) as pieces:
                 async for piece in pieces:
+                    if here + len(piece) > held.bytes:
+                        raise _damaged(held.name)
                     to.write(piece)
                     digest.update(piece)
                     here += len(piece)
@@ -181,4 +186,8 @@ async def _fetch(client: Client, pod: str, held: Held, to: BinaryIO, moved: Move
             await client.get(pod, "pods")  # raises where the API server itself does not answer, or the pod is gone
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     if here != held.bytes or digest.hexdigest() != held.sha256:
-        raise ApiError(0, "Damaged", f"{held.name}: what came is not what the pod has written; try again")
+        raise _damaged(held.name)
+
+
+def _damaged(name: str) -> ApiError:
+    return ApiError(0, "Damaged", f"{name}: what came is not what the pod has written; try again")

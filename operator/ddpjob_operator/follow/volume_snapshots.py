@@ -23,6 +23,8 @@ CHANGES = {"restore": "restored", "rm": "removed"}
 """The commands that change the directory, which they do not while the job runs."""
 ROLE = "snapshots"
 """Of the pod, and the name of its container."""
+MOST_LISTED = 8 << 20
+"""Characters of a list of snapshots: the image of a job may print without end."""
 _CHECKPOINTS = "/mnt/shared/checkpoints"
 _NO_DIRECTORY = "is not a directory"
 _OLDER_IMAGE = "unrecognized arguments: --json"
@@ -101,6 +103,29 @@ async def pod_on_volume(
     return build_volume_pod(job, used, what), job
 
 
+async def list_on_volume(
+    client: Client, namespace: str, name: str, options: Sequence[str], *, image: str | None, note: Note
+) -> tuple[int, list[str]]:
+    """The exit code of the trainer's `ls`, and the lines that it prints.
+
+    Raises:
+        ApiError: as `run_on_volume`, or it prints more than any list has.
+    """
+    lines: list[str] = []
+    left = MOST_LISTED
+
+    def keep(line: str) -> None:
+        nonlocal left
+        left -= len(line) + 1
+        if left < 0:
+            what = f"the pod that lists the snapshots of {name} printed more than {MOST_LISTED} characters"
+            raise ApiError(0, "TooLarge", f"{what}; name a trainer image with --image, in Python image=")
+        lines.append(line)
+
+    code, _ = await run_on_volume(client, namespace, name, "ls", options, image=image, say=keep, note=note)
+    return code, lines
+
+
 async def snapshots_on_volume(
     client: Client, namespace: str, name: str, image: str | None = None, note: Note = lambda _: None
 ) -> tuple[Snapshot, ...]:
@@ -108,10 +133,9 @@ async def snapshots_on_volume(
     has set aside.
 
     Raises:
-        ApiError: as `run_on_volume`, or its image has no such command.
+        ApiError: as `list_on_volume`, or its image has no such command.
     """
-    lines: list[str] = []
-    code, _ = await run_on_volume(client, namespace, name, "ls", ("--json",), image=image, say=lines.append, note=note)
+    code, lines = await list_on_volume(client, namespace, name, ("--json",), image=image, note=note)
     if code:
         raise_unless_empty(lines, f"the pod that reads the volume ended with exit code {code}")
         return ()

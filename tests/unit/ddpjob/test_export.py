@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit.answers import Server, status
 from tests.unit.ddpjob.ended_job import PREFIX, Api
 
@@ -35,6 +36,7 @@ class Pod(Api):
     def __init__(self, server: Server) -> None:
         super().__init__(server)
         self.sent, self.cut, self.says_all_is_well = dict(FILES), 1 << 20, False
+        self.sends_without_end = False
         self.busy, self.reads = 0, list[list[str]]()
         told = [{"name": n, "bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in FILES.items()]
         self.log = ["a warning", json.dumps({"step": 20, "files": told})]
@@ -50,6 +52,12 @@ class Pod(Api):
             return status(503, "ServiceUnavailable")
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
+        if self.sends_without_end:
+            closed = asyncio.ensure_future(socket.receive())
+            while not closed.done():
+                await socket.send_bytes(b"\x01" + bytes(1 << 14))
+                await asyncio.sleep(0)
+            return socket
         content = self.sent[command[-1].rpartition("/")[2]][int(command[2]) - 1 :]
         for start in range(0, len(content[: self.cut]), 1 << 14):
             await socket.send_bytes(b"\x01" + content[: self.cut][start : start + (1 << 14)])
@@ -119,6 +127,26 @@ async def test_bytes_that_changed_on_their_way_leave_what_was_there(
     assert written(to) == {"model.pt": b"of yesterday"}
     assert "model.safetensors: what came is not what the pod has written" in capsys.readouterr().err
     assert pod.readers == {}
+
+
+async def test_a_pod_that_sends_without_end_is_left_at_the_size_of_the_file(
+    pod: Pod, to: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pod.sends_without_end = True
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await export(to) == REFUSED
+    assert "model.pt: what came is not what the pod has written" in capsys.readouterr().err
+    assert written(to) == {}
+    assert pod.readers == {}
+
+
+async def test_of_a_command_that_fails_the_last_lines_are_printed(
+    pod: Pod, to: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(volume_export, "MOST_LINES", 2)
+    pod.log, pod.code = ["one", "two", "three"], FAILED
+    assert await export(to) == FAILED
+    assert [line for line in capsys.readouterr().err.splitlines() if line in pod.log] == ["two", "three"]
 
 
 @pytest.mark.parametrize("says_all_is_well", [False, True])

@@ -17,6 +17,7 @@ from ddpjob import AsyncJob, Job, Snapshot
 from ddpjob_operator.cli.on_cluster import Cluster
 from ddpjob_operator.cli.parameters import REFUSED, SUCCEEDED, Output
 from ddpjob_operator.cli.snapshots import show_here, show_on_volume, show_record
+from ddpjob_operator.follow import volume_snapshots
 from ddpjob_operator.runtime.errors import ApiError
 
 NEWEST = {"series": "step", "step": 20, "time": "2030-01-01T12:00:00Z", "kind": "final", "bytes": 5, "setAside": False}
@@ -95,6 +96,16 @@ async def test_the_command_prints_what_the_trainer_lists(
     assert await asyncio.to_thread(show_on_volume, Cluster(namespace="default"), "train", None, Output.TEXT) == code
     assert capsys.readouterr().out.splitlines() == api.log
     assert api.commands == [["ls", "/mnt/shared/checkpoints/train"]]
+
+
+@pytest.mark.parametrize("output", Output)
+async def test_a_pod_that_prints_without_end_is_left(
+    listed: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: Output
+) -> None:
+    monkeypatch.setattr(volume_snapshots, "MOST_LISTED", 100)
+    assert await asyncio.to_thread(show_on_volume, Cluster(namespace="default"), "train", None, output) == REFUSED
+    assert "printed more than 100 characters; name a trainer image with --image" in capsys.readouterr().err
+    assert listed.readers == {}
 
 
 LOADS = {Output.JSON: json.loads, Output.YAML: yaml.safe_load}
