@@ -116,7 +116,7 @@ def parse_held(line: str, state: str) -> tuple[int, tuple[Held, ...]] | None:
         names = f"{state}.pt", f"{state}.safetensors"
         files = tuple(Held(item, int(by_name[item]["bytes"]), str(by_name[item]["sha256"])) for item in names)
         return int(found["step"]), files
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -164,10 +164,20 @@ def raise_unless_empty(lines: Sequence[str], what: str) -> None:
 
 def parse_snapshots(lines: Iterable[str]) -> tuple[Snapshot, ...]:
     """Those that `python -m ddp_trainer.snapshots ls --json` prints. Other lines, such as warnings, are left out."""
-    return tuple(_parse(json.loads(line)) for line in lines if line.startswith("{"))
+    found = (_parse(line) for line in lines if line.startswith("{"))
+    return tuple(snapshot for snapshot in found if snapshot is not None)
 
 
-def _parse(found: dict[str, Any]) -> Snapshot:
+def _parse(line: str) -> Snapshot | None:
+    """None for a line of something else that writes JSON, as loggers of libraries do."""
+    try:
+        found = json.loads(line)
+        return _snapshot(found) if type(found["step"]) is int else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _snapshot(found: dict[str, Any]) -> Snapshot:
     time = found.get("time")
     return Snapshot(
         step=found["step"],

@@ -196,6 +196,8 @@ def told(*names: str) -> str:
 
 def test_a_pod_does_not_say_where_files_are_written() -> None:
     assert parse_held(told("../../.bashrc", "model.safetensors"), "model") is None
+    assert parse_held('{"step": ' + "[" * 100_000, "model") is None
+    assert parse_held(told("model.pt", "model.safetensors").replace(" 3,", " 1e999,"), "model") is None
     found = parse_held(told("/etc/passwd", "model.safetensors", "model.pt"), "model")
     assert found is not None
     assert (found[0], [held.name for held in found[1]]) == (3, ["model.pt", "model.safetensors"])

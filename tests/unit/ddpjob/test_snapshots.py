@@ -42,6 +42,25 @@ async def test_all_that_the_volume_has_is_read_in_a_pod_that_is_deleted(listed: 
     assert listed.readers == {}
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"level": "warning", "msg": "x"}',
+        "{not JSON",
+        '{"step": "20"}',
+        '{"step": true}',
+        '{"step": 20, "time": 5}',
+        '{"step": 20, "time": "at noon"}',
+        '{"step": ' + "[" * 100_000,
+    ],
+    ids=["a logger's", "no JSON", "a text", "true", "a number for a time", "no time", "deep"],
+)
+async def test_a_line_that_is_no_snapshot_is_left_out(listed: Api, line: str) -> None:
+    listed.log = [line, *listed.log]
+    async with await AsyncJob.get("train", namespace="default") as job:
+        assert await job.snapshots() == FOUND
+
+
 async def test_without_asyncio_it_is_the_same(listed: Api) -> None:
     def snapshots() -> tuple[Snapshot, ...]:
         with Job.get("train", namespace="default") as job:
