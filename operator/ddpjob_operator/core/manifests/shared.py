@@ -13,6 +13,7 @@ from ddpjob_operator.core.values.names import pvc_name
 VOLUME = "shared"
 DATA_SETS = "datasets"
 _CONTAINERS = ("containers", "initContainers")
+_DATA_SETS_PATH = f"{SHARED_PATH}/{DATA_SETS}"
 _SUB_PATHS = ("subPath", "subPathExpr")
 _SOURCES = ("dataSource", "dataSourceRef")
 
@@ -94,18 +95,14 @@ def _volumes_of(job: Job, spec: Manifest) -> set[Any]:
 
 
 def _confined_container(container: Manifest, volumes: set[Any], folder: str) -> Manifest:
+    """A volume of the job's own at the path of the data sets takes their place: two mounts of one path are invalid."""
     mounts: list[Manifest] = []
-    for mount in _objects(container.get("volumeMounts")):
+    given = _objects(container.get("volumeMounts"))
+    is_taken = any(str(mount.get("mountPath")).rstrip("/") == _DATA_SETS_PATH for mount in given)
+    for mount in given:
         mounts.append(_below(mount, folder) if mount.get("name") in volumes else mount)
-        if (mount.get("name"), mount.get("mountPath")) == (VOLUME, SHARED_PATH):
-            mounts.append(
-                {
-                    "name": VOLUME,
-                    "mountPath": f"{SHARED_PATH}/{DATA_SETS}",
-                    "subPath": DATA_SETS,
-                    "readOnly": True,
-                }
-            )
+        if (mount.get("name"), mount.get("mountPath")) == (VOLUME, SHARED_PATH) and not is_taken:
+            mounts.append({"name": VOLUME, "mountPath": _DATA_SETS_PATH, "subPath": DATA_SETS, "readOnly": True})
     return container | {"volumeMounts": mounts} if mounts else container
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from builders import DEFAULTS, make_job
 
 from ddpjob_operator.core.manifests.admitted import Admitted
@@ -75,3 +76,18 @@ def test_no_mount_of_the_pod_template_leads_out_of_the_folder() -> None:
         {"name": "all", "mountPath": "/by-pod", "subPathExpr": "jobs/digits/$(POD)"},
         {"name": "own", "mountPath": "/own"},
     ]
+
+
+@pytest.mark.parametrize("path", ["/mnt/shared/datasets", "/mnt/shared/datasets/"])
+@pytest.mark.parametrize("volume", ["own", "shared"])
+def test_a_volume_at_the_path_of_the_data_sets_takes_their_place(volume: str, path: str) -> None:
+    """The API server refuses a container with two mounts of one path. Of the claim it is below the job's folder."""
+    mount = {"name": volume, "mountPath": path, "readOnly": True}
+    template = {
+        "volumes": [{"name": "own", "emptyDir": {}}],
+        "containers": [{"name": "trainer", "volumeMounts": [mount]}],
+    }
+    (trainer,) = gang_pod(job(podTemplate={"spec": template}))["containers"]
+    at_data_sets = [item for item in trainer["volumeMounts"] if item["mountPath"].rstrip("/") == "/mnt/shared/datasets"]
+    assert at_data_sets == [mount | ({"subPath": "jobs/digits"} if volume == "shared" else {})]
+    assert OWN in mounts(trainer)
