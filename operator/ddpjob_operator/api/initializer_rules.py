@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import PurePosixPath
 
+from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.api.spec import DDPJobSpec
 
+LONGEST_DOCUMENT_BYTES = 128_000
+"""Of an initializer, which its process gets as one variable: Linux starts none with one of 128 KiB (execve(2)), its
+name included."""
 _CLAIM_IN_SOURCE = re.compile(r"(?!pvc://)|pvc://[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?(/|$)")
 """What a source may begin with: a claim has the name of an object."""
+
+
+def as_document(item: Initializer) -> str:
+    """What the process of an initializer is given (docs/contracts.md section 9)."""
+    return json.dumps(item.model_dump(by_alias=True, exclude_none=True, exclude={"env"}), ensure_ascii=False)
+
+
+def long_script(spec: DDPJobSpec) -> str | None:
+    for index, item in enumerate(spec.initializers):
+        size = len(as_document(item).encode("utf-8", "surrogatepass"))
+        if item.script is not None and size > LONGEST_DOCUMENT_BYTES:
+            return (
+                f"spec.initializers[{index}].script: takes {size} bytes as JSON, and {LONGEST_DOCUMENT_BYTES} is the "
+                "most that its process can be given; put the script on the volume or in the image, and call it here"
+            )
+    return None
 
 
 def one_source(spec: DDPJobSpec) -> str | None:

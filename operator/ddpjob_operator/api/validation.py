@@ -12,6 +12,7 @@ from functools import lru_cache
 import re2
 
 from ddpjob_operator.api.initializer_rules import (
+    long_script,
     one_source,
     outside_the_volume,
     repeated_initializer,
@@ -351,6 +352,7 @@ BETWEEN_FIELDS: tuple[Rule, ...] = (
         "names of initializers must be unique; give each its own name",
         repeated_initializer,
     ),
+    Rule(("initializers",), "", "", long_script, at_start=True),
     Rule(("initializers",), "", "", source_without_claim, at_start=True),
     Rule(("initializers",), "", "", replaced_result, at_start=True),
     Rule(

@@ -424,9 +424,16 @@ def test_a_template_that_cannot_be_merged_is_refused_in_words(spec: dict[str, An
             {"initializers": [source("b", path="data"), source("a", path="data/a")]}, None, id="one within another"
         ),
         pytest.param({"initializers": [source("a", path="data-a"), source("b", path="data")]}, None, id="beside"),
+        pytest.param({"initializers": [initializer("a", script="数" * 42_000)]}, None, id="a long script"),
+        pytest.param(
+            {"initializers": [initializer("a", script="数" * 43_000)]},
+            "spec.initializers[0].script: takes 129049 bytes as JSON",
+            id="a script that its process cannot be given",
+        ),
+        pytest.param({"initializers": [initializer("a", script="'\n" * 32_768)]}, None, id="65,536 characters"),
     ],
 )
-def test_a_job_does_not_begin_with_sources_that_replace_each_other_or_name_no_claim(
+def test_a_job_does_not_begin_with_initializers_that_cannot_do_what_they_say(
     spec: dict[str, Any], reported: str | None
 ) -> None:
     found = by_python(spec)

@@ -5,8 +5,7 @@ Init containers run one after the other (Kubernetes); the last initializer is th
 
 from __future__ import annotations
 
-import json
-
+from ddpjob_operator.api.initializer_rules import as_document
 from ddpjob_operator.api.pod import Initializer
 from ddpjob_operator.core.manifests.admitted import Admitted
 from ddpjob_operator.core.manifests.bounds import ALWAYS_USED, is_gpu, with_default_resources
@@ -107,9 +106,8 @@ def _annotations(job: Job) -> dict[str, str]:
 
 
 def _container(job: Job, item: Initializer, defaults: Defaults, volumes: dict[str, str]) -> Manifest:
-    task = item.model_dump(by_alias=True, exclude_none=True, exclude={"env"})
     own = {
-        "DDPJOB_INITIALIZER": literal(json.dumps(task)),
+        "DDPJOB_INITIALIZER": literal(as_document(item)),
         "DDPJOB_SHARED": SHARED_PATH,
         "DDPJOB_SOURCES": SOURCES_PATH,
         "DDPJOB_TERMINATION_LOG": TERMINATION_LOG,
