@@ -122,8 +122,10 @@ def _peer(peer: Peer) -> Manifest:
 
 
 def _on_the_nodes_network(job: Job) -> bool:
+    """What the podTemplate says takes precedence, as in the pods."""
     template = job.spec.pod_template
-    return job.spec.placement.host_network or bool(template and (template.spec or {}).get("hostNetwork"))
+    users = (template.spec if template else None) or {}
+    return bool(users.get("hostNetwork", job.spec.placement.host_network))
 
 
 def _readers(access: NetworkAccess) -> list[Manifest]:

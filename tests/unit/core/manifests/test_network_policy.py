@@ -145,6 +145,15 @@ def test_a_job_has_no_policy_where_it_would_not_be_true(spec: dict[str, Any]) ->
     assert build_policies(admitted(job, replace(DEFAULTS, network=OPEN, bounds=Bounds(host_network=True)))) == ()
 
 
+@pytest.mark.parametrize("said", [False, None])
+def test_a_template_that_takes_the_network_of_the_node_back_leaves_the_policy(said: bool | None) -> None:
+    job = make_job(placement={"hostNetwork": True}, podTemplate={"spec": {"hostNetwork": said}})
+    found = admitted(job, replace(DEFAULTS, network=OPEN))
+    assert not build_pod(found, Place(0, 0, ServiceView("10.96.0.7", 0)))["spec"].get("hostNetwork")
+    assert build_policies(found) == build_policies(admitted(JOB, replace(DEFAULTS, network=OPEN)))
+    assert list(isolation_problems(job, ISOLATED)) == []
+
+
 def of_initializers(access: NetworkAccess, **spec: Any) -> Manifest:
     given = {"initializers": [{"name": "data", "source": "pvc://claim/a", "path": "a"}]} | spec
     gang, initializers = build_policies(admitted(make_job(**given), replace(DEFAULTS, network=access)))
