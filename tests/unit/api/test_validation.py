@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.examples import examples
 
+from ddp_trainer.train.strategies import STRATEGIES as OF_TRAINER
 from ddpjob_operator.api.crd import crd
 from ddpjob_operator.api.immutable import IMMUTABLE_FIELDS, immutable_digests
 from ddpjob_operator.api.spec import DDPJobSpec
+from ddpjob_operator.api.strategy_rules import STRATEGIES
 from ddpjob_operator.api.template_rules import RESERVED_ENV, is_reserved
 from ddpjob_operator.api.validation import BETWEEN_FIELDS, problems
 
@@ -133,6 +135,12 @@ def source(name: str, url: str = "s3://b/c", path: str = "datasets/a") -> dict[s
             {**ELASTIC, "args": ["--task", "pipeline", "--strategy=fsdp"]}, None, id="a task may be called pipeline"
         ),
         pytest.param(
+            {**ELASTIC, "args": ["--strategy", "ddp", "--task", "pipeline"]}, None, id="so may one of another strategy"
+        ),
+        pytest.param(
+            {**LIVE, "args": ["--tokenizer", "fsdp", "--strategy", "ddp"]}, None, id="a tokenizer, of that name"
+        ),
+        pytest.param(
             {**ELASTIC, "args": ["--strategy=pipeline"], "entrypoint": {"script": "/own.py"}},
             None,
             id="what the flags of another program mean is its own affair",
@@ -184,6 +192,16 @@ def test_python_and_cel_give_the_same_verdict(spec: dict[str, Any], reported: st
     in_python, in_cel = by_python(spec), by_cel(spec)
     assert bool(in_python) == bool(in_cel) == (reported is not None)
     assert reported is None or reported in in_python[0]
+
+
+@pytest.mark.parametrize("args", [["--strategy", "fsdp", "--task", "ddp"], ["--task", "ddp", "--strategy", "fsdp"]])
+def test_the_operator_alone_tells_a_strategy_beside_the_name_of_another(args: list[str]) -> None:
+    assert "use --strategy hsdp" in by_python({**LIVE, "args": args})[0]
+    assert by_cel({**LIVE, "args": args}) == []
+
+
+def test_the_strategies_are_those_of_the_trainer() -> None:
+    assert tuple(OF_TRAINER) == STRATEGIES
 
 
 names = st.sampled_from(
