@@ -12,6 +12,7 @@ from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
 from tests.support import kubernetes_schemas
 from tests.support.waiting import PATIENCE_SECONDS
 
+from ddpjob_operator.core.manifests.pod_environment import STATUS_PORT
 from ddpjob_operator.follow.doctor.operator import OPERATOR_LABEL, is_operator
 from ddpjob_operator.page.server import is_own_host
 from ddpjob_operator.page.volumes import Volumes
@@ -62,6 +63,21 @@ def test_nobody_reaches_it_until_a_peer_is_named() -> None:
     assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [])
     named = own("NetworkPolicy", {"dashboard": {"enabled": True, "allowFrom": [PROXY]}})["spec"]
     assert named["ingress"] == [{"ports": [{"port": "pages", "protocol": "TCP"}], "from": [PROXY]}]
+
+
+def test_isolated_it_connects_to_what_the_operator_does_but_for_the_pods_of_jobs() -> None:
+    """It reads their progress by way of the API server."""
+    more = {"ports": [{"port": 3128, "protocol": "TCP"}]}
+    values = ON | {"operatorNetworkPolicy": {"mode": "isolated", "extraEgress": [more]}}
+    kubernetes_schemas.validate(own("NetworkPolicy", values), VERSIONS[-1], strict=True)
+    policy = own("NetworkPolicy", values)["spec"]
+    policies = {item["metadata"]["name"]: item["spec"] for item in of_kind("NetworkPolicy", rendered(values))}
+    of_operator = policies["ddpjob-operator"]["egress"]
+    assert (policy["policyTypes"], policy["ingress"]) == (["Ingress", "Egress"], [])
+    assert more in policy["egress"]
+    to_jobs = [rule for rule in of_operator if rule not in policy["egress"]]
+    assert [rule["ports"] for rule in to_jobs] == [[{"port": STATUS_PORT, "protocol": "TCP"}]]
+    assert all(rule in of_operator for rule in policy["egress"])
 
 
 def test_its_pods_are_none_of_the_operators() -> None:
