@@ -26,7 +26,13 @@ from pathspec import GitIgnoreSpec
 
 from ddpjob_operator.api.pod import MOST_CODE_PARTS
 from ddpjob_operator.submit.git_excludes import lists_of_git
-from ddpjob_operator.submit.repositories import OF_BARE, file_of_repository, has_bare_repository, is_repository
+from ddpjob_operator.submit.repositories import (
+    MOST_HEAD_BYTES,
+    file_of_repository,
+    is_head,
+    is_named_head,
+    is_repository,
+)
 
 MOST_PART_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB (ConfigMap validation of the API server), its keys included."""
@@ -159,7 +165,7 @@ def unpack(parts: Iterable[bytes]) -> list[File]:
         raise
     except (tarfile.TarError, zlib.error, OSError, ValueError, OverflowError, RecursionError) as error:
         raise BadCode(f"the packed code cannot be read: {error}") from error
-    if (found := file_of_repository(files)) is not None:
+    if (found := file_of_repository({path: file.content for path, file in files.items()})) is not None:
         what = "is part of a repository, whose settings can run programs here"
         raise BadCode(
             f"the packed code has {found!r}, which {what}; no submit sends it: look at its ConfigMaps instead"
@@ -323,6 +329,9 @@ def _is_left_out(path: Path, rules: list[Rules], left_out: list[str], ignored: d
         return True
     if is_repository(path.name) or _matches(_NO_CODE, path.name, is_folder):
         return True
+    if not is_folder and _is_head(path):
+        left_out.append(f"{path.relative_to(top)}: is the HEAD of a git repository")
+        return True
     is_secret = _matches(_SECRET_FOLDERS if is_folder else _SECRETS, path.name, is_folder) is True
     by_weight = sorted(rules, key=lambda rule: rule.is_ours)
     for folder, spec, _ in reversed(by_weight):
@@ -368,15 +377,19 @@ def pattern_that_sends(folder: Path, path: str) -> str:
 
 
 def _is_marked(folder: Path) -> bool:
-    """Whether it is a virtual environment, a bare repository, or from `ddpjob code`. One that may not be entered does
-    not show it.
-    """
+    """Whether it is a virtual environment, or from `ddpjob code`. One that may not be entered does not show it."""
     try:
-        if any((folder / marker).exists() for marker in ("pyvenv.cfg", FETCHED)):
-            return True
-        return has_bare_repository([name for name in OF_BARE if (folder / name).exists()])
+        return any((folder / marker).exists() for marker in ("pyvenv.cfg", FETCHED))
     except PermissionError:
         return False
+
+
+def _is_head(path: Path) -> bool:
+    """Whether `unpack` refuses this file, with which git could take its folder for a repository."""
+    if not is_named_head(path.name):
+        return False
+    with path.open("rb") as file:
+        return is_head(file.read(MOST_HEAD_BYTES))
 
 
 def _ignored_in_words(ignored: Mapping[str, int]) -> list[str]:

@@ -7,37 +7,40 @@ editor may run that in any folder, so a file of another author must never be par
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Mapping
 
+MOST_HEAD_BYTES = 255
+"""Of a file HEAD, what git reads (git, setup.c, validate_headref)."""
 _NAMES = (".git", ".hg", ".svn", "git~1")
 """The last one is another name of the first, on NTFS."""
-OF_BARE = ("HEAD", "commondir", "objects", "refs")
-"""By which git knows a repository that is no folder `.git` (git, setup.c, is_git_directory)."""
-_FOLDED = {name.casefold(): name for name in OF_BARE}
+_HEAD = re.compile(rb"ref:\s*refs/|[0-9a-fA-F]{40}")
+"""How a file HEAD begins, without which git takes no folder for a repository, also none that is not called .git."""
 _IGNORED_ON_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 """Two names that differ by these alone are the same file on macOS (git, utf8.c, next_hfs_char)."""
 
 
 def is_repository(name: str) -> bool:
     """Whether a file or folder of this name is a repository, on file systems that ignore case, too."""
-    return _IGNORED_ON_HFS.sub("", name).casefold().rstrip(". ") in _NAMES
+    return _folded(name) in _NAMES
 
 
-def has_bare_repository(names: Collection[str]) -> bool:
-    """Whether a folder with these names of `OF_BARE` is a git repository itself, without a folder `.git`."""
-    return "HEAD" in names and ("commondir" in names or ("objects" in names and "refs" in names))
+def is_named_head(name: str) -> bool:
+    return _folded(name) == "head"
 
 
-def file_of_repository(paths: Iterable[str]) -> str | None:
-    """One of these paths, with `/`, that is part of a repository."""
-    bare: dict[str, dict[str, str]] = defaultdict(dict)
-    for path in paths:
-        start = 0
-        for name in path.split("/"):
-            if is_repository(name):
-                return path
-            if (known := _FOLDED.get(name.casefold())) is not None:
-                bare[path[:start].casefold()][known] = path
-            start += len(name) + 1
-    return next((next(iter(names.values())) for names in bare.values() if has_bare_repository(names)), None)
+def is_head(content: bytes) -> bool:
+    """Whether a file HEAD with this content may make its folder a git repository."""
+    return _HEAD.match(content[:MOST_HEAD_BYTES]) is not None
+
+
+def file_of_repository(files: Mapping[str, bytes]) -> str | None:
+    """One of these paths, with `/`, that is part of a repository; each has its content."""
+    for path, content in files.items():
+        *folders, name = path.split("/")
+        if any(map(is_repository, (*folders, name))) or (is_named_head(name) and is_head(content)):
+            return path
+    return None
+
+
+def _folded(name: str) -> str:
+    return _IGNORED_ON_HFS.sub("", name).casefold().rstrip(". ")

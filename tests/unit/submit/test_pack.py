@@ -187,15 +187,19 @@ def test_a_worktree_and_a_submodule_of_git_are_the_code_that_a_clone_is(folder: 
     assert pack(folder).sha256 == expected
 
 
-def test_a_bare_repository_in_the_folder_is_left_out(folder: Path) -> None:
-    expected = pack(folder).sha256
-    write(folder, **{"model.git/HEAD": "", "model.git/objects/x": "", "model.git/refs/x": "", "model.git/config": ""})
-    assert pack(folder).sha256 == expected
+def test_of_a_bare_repository_in_the_folder_no_head_is_sent(folder: Path) -> None:
+    write(folder, **{"model.git/HEAD": "ref: refs/heads/main\n", "model.git/config": "", "HEAD": "0" * 40})
+    packed = pack(folder)
+    assert {file.path for file in unpack(packed.parts)} == packed.paths
+    assert {"model.git/HEAD", "HEAD"}.isdisjoint(packed.paths)
+    assert packed.left_out == tuple(f"{path}: is the HEAD of a git repository" for path in ("HEAD", "model.git/HEAD"))
 
 
-def test_a_folder_with_a_few_names_of_a_repository_is_sent_and_comes_back(folder: Path) -> None:
-    paths = {"HEAD", "objects/chair.py", "pkg/refs/x", ".gitignore", ".github/ci.yaml", "pkg.git.py"}
-    write(folder, **dict.fromkeys(paths, ""))
+def test_a_folder_with_the_names_of_a_repository_is_sent_and_comes_back(folder: Path) -> None:
+    paths = {"head", "objects/chair.py", "refs/x", "pkg/head/x.py", "pkg/objects/x", "pkg/refs/x", ".gitignore"}
+    paths |= {".github/ci.yaml", "pkg.git.py"}
+    write(folder, **dict.fromkeys(paths, "class Head"))
+    write(folder, **{".gitignore": ""})
     packed = pack(folder)
     assert paths <= packed.paths
     assert {file.path for file in unpack(packed.parts)} == packed.paths
@@ -493,18 +497,21 @@ def test_packed_code_of_another_author_is_not_trusted(parts: list[bytes]) -> Non
         ["git~1/config"],
         [".hg/hgrc"],
         ["lib/.svn/entries"],
-        ["HEAD", "config", "objects/x", "refs/x"],
-        ["lib/head", "lib/config", "lib/Objects/x", "lib/refs/x"],
-        ["lib/HEAD", "lib/commondir"],
     ],
     ids=[
-        "git", "its file", "case", "ignored on HFS", "ignored on NTFS", "short name", "hg", "svn", "bare", "bare below",
-        "worktree",
+        "git", "its file", "case", "ignored on HFS", "ignored on NTFS", "short name", "hg", "svn",
     ],
 )  # fmt: skip
 def test_packed_code_with_a_repository_is_refused_as_git_would_run_its_settings(paths: list[str]) -> None:
     with pytest.raises(BadCode, match="is part of a repository, whose settings can run programs"):
         unpack([archive(member("train.py"), *map(member, paths))])
+
+
+@pytest.mark.parametrize("name", ["HEAD", "lib/head", "lib/HE\u200cAD"])
+@pytest.mark.parametrize("content", [b"ref: refs/heads/main\n", b"ref:refs/x", b"ab" * 20, b"AB" * 32 + b"\n"])
+def test_packed_code_with_a_head_is_refused_as_its_folder_may_be_a_bare_repository(name: str, content: bytes) -> None:
+    with pytest.raises(BadCode, match="is part of a repository, whose settings can run programs"):
+        unpack([archive(member("train.py")), archive(member(name), content=content)])
 
 
 @pytest.mark.parametrize("path", [packing.FETCHED, f"{packing.FETCHED}/x", "a/" * 600 + "b"])
