@@ -294,3 +294,26 @@ async def test_a_gang_that_starts_gets_back_what_somebody_deletes(
     await cluster.gang_exists()
     await deleted(cluster)
     assert (await cluster.status())["phase"] == "Starting"
+
+
+async def test_a_claim_that_loses_our_label_while_a_gang_starts_is_used_and_looked_for_once(
+    cluster: Cluster, start_operator: StartOperator
+) -> None:
+    """Its watch says DELETED, although it is there."""
+    await start_operator()
+    await cluster.apply_job()
+    pods = await cluster.gang_exists()
+    before = Counter(map(str, await cluster.cost()))
+    path = f"{paths.claims(cluster.namespace)}/digits-shared"
+    labels = {"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}}
+    await cluster.client.merge_patch(path, "persistentvolumeclaims", labels)
+
+    async def looked_for() -> bool:
+        return "get persistentvolumeclaims digits-shared -> 200" in map(str, await cluster.cost())
+
+    await eventually_async(looked_for, "the operator asks whether the claim is there")
+    await cluster.runs(*(pod["metadata"]["name"] for pod in pods))
+    await cluster.phase_is("Running")
+    cost = Counter(map(str, await cluster.cost())) - before
+    assert cost["create persistentvolumeclaims digits-shared -> 409"] == 1
+    assert cost["get persistentvolumeclaims digits-shared -> 200"] == 1

@@ -320,8 +320,12 @@ class Cache:
                 known.children.drop(child, version)
 
     def put_child(self, owner: Owner, kind: Kind, obj: Json) -> None:
-        """Take in that a job's Service, claim, NetworkPolicy or PodGroup exists."""
-        if obj["metadata"]["uid"] not in self._gone:
+        """Take in that a job's Service, claim, NetworkPolicy or PodGroup exists.
+
+        One that has only lost our label leaves the watch like one that is deleted, with the version at which it lives.
+        """
+        if _version(obj) >= self._gone.get(obj["metadata"]["uid"], 0):
+            self._gone.pop(obj["metadata"]["uid"], None)
             self._of(owner).children.put(Child(kind, obj["metadata"]["name"]), obj)
 
     def forget_child(self, owner: Owner, child: Child) -> None:
@@ -329,9 +333,9 @@ class Cache:
         self._of(owner).children.forget(child)
 
     def drop_child(self, kind: Kind, obj: Json) -> Key | None:
-        """Take in that one is gone; the key of its job, if that was news."""
+        """Take in that one is gone, or has lost our label; the key of its job, if that was news."""
         version, found = _version(obj), self.job_of(obj)
-        self._gone.setdefault(obj["metadata"]["uid"], version)
+        self._gone[obj["metadata"]["uid"]] = version
         if found is None or not self._drop(found[1], Child(kind, obj["metadata"]["name"]), version):
             return None
         return found[0]

@@ -408,6 +408,19 @@ def test_only_a_deletion_that_came_after_it_was_seen_takes_a_child_away() -> Non
     assert (known(cache), cache.is_lost(OWNER, POLICY, "digits")) == ({("NetworkPolicy", "digits")}, False)
 
 
+def test_a_child_that_only_lost_our_label_exists_for_who_asks_for_it() -> None:
+    """The watch says DELETED, with the version that the change has given it."""
+    cache = Cache()
+    cache.put_job(job(4))
+    cache.put_child(OWNER, POLICY, child(9))
+    for change in (12, 20):
+        assert cache.drop_child(POLICY, child(change)) == KEY
+        cache.put_child(OWNER, POLICY, child(change - 1))
+        assert known(cache) == set(), "an answer from before"
+        cache.put_child(OWNER, POLICY, child(change))
+        assert (known(cache), cache.is_lost(OWNER, POLICY, "digits")) == ({("NetworkPolicy", "digits")}, False)
+
+
 def test_a_service_that_is_gone_leaves_its_address() -> None:
     cache = Cache()
     cache.put_job(job(4))

@@ -102,6 +102,34 @@ async def test_nothing_is_asked_for_again_in_a_namespace_that_is_deleted(
     assert [request.path for request in server.asked if request.method == "POST"] == asked
 
 
+async def test_a_claim_that_has_lost_our_label_keeps_no_gang_from_its_pods(
+    server: Server, controller: Controller
+) -> None:
+    """As by `kubectl label --overwrite`: the watch says DELETED, and the claim is there."""
+    job, labels = running("ns", nodes=2, resources={}) | {"status": {}}, {"training.ddpjob.io/job": "digits"}
+    claim = {"name": "digits-shared", "namespace": "ns", "uid": "claim-1", "resourceVersion": "9", "labels": labels}
+    take_lists(controller.cache, "ns", [job], [], 7)
+    controller.cache.drop_child(CLAIM, {"metadata": claim})
+    versions = iter(range(10, 1000))
+
+    async def api(request: web.Request) -> web.Response:
+        if request.path.endswith("/digits-shared"):
+            return ok({"metadata": claim})
+        if request.path.endswith("/persistentvolumeclaims"):
+            return status(409, "AlreadyExists", "it exists")
+        body = await request.json() if request.can_read_body else {}
+        version = {"resourceVersion": str(next(versions))}
+        if "ddpjobs" in request.path:
+            job["metadata"], job["status"] = job["metadata"] | version, merged(job["status"], body.get("status", {}))
+            return ok(job)
+        made = {"metadata": body["metadata"] | version | {"uid": body["metadata"]["name"]}}
+        return ok(body | made | {"spec": {"clusterIP": "10.0.0.9"} | body.get("spec", {})})
+
+    server.answers = [api]
+    await controller.reconcile(KEY)
+    assert len([request for request in server.asked if request.path.endswith("/pods")]) == 2
+
+
 async def test_a_spec_that_leaves_no_room_for_the_status_is_an_event(
     server: Server, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
