@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,6 +38,8 @@ RETRY_SECONDS = 0.25
 FENCE_SECONDS = 8.0
 STANDBY_POLL_SECONDS = 1.0
 
+LONGEST_CALL_SECONDS = FENCE_SECONDS / 2
+"""Of one who does not lead."""
 LEAST_TRY_SECONDS = 1.0
 """A renewal may take half of the time that is left until the fence closes, but no less than this: three of them fit."""
 
@@ -55,10 +57,16 @@ class Leader:
     leases: tuple[Lease, ...]
     known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it is known who leads."""
+    _led: int | None = None
+    """The epoch for which `elected` was called last, unless `deposed` was since."""
 
     @property
     def leading(self) -> bool:
         """Whether this replica holds its Leases and may write at this moment."""
+        return self._holds_all and self._led == self.epoch
+
+    @property
+    def _holds_all(self) -> bool:
         return all(lease.held for lease in self.leases)
 
     @property
@@ -77,40 +85,43 @@ class Leader:
         for lease in self.leases:
             if not lease.held:
                 raise NotLeading(0, "NotLeading", f"{lease.identity} does not hold the lease {lease}")
-        if _epoch_of_pass.get() not in (None, self.epoch):
+        if self._led != self.epoch or _epoch_of_pass.get() not in (None, self.epoch):
             raise NotLeading(0, "NotLeading", f"the lease {self.leases[-1]} was lost since this was decided")
 
     async def run(self, elected: Callable[[], None], deposed: Callable[[], None]) -> None:
         """Take part until cancelled. Calls `elected` at the beginning of each epoch, `deposed` when a Lease is lost or
         in doubt."""
-        led: int | None = None
         while True:
             began, pause = _now(), RETRY_SECONDS
             if await self._run_for_all():
                 pause = max(RETRY_SECONDS, began + RENEW_SECONDS - _now())
-            leads = self.leading
-            if leads and led != self.epoch:
-                led = self.epoch
+            if self._holds_all and self._led != self.epoch:
+                self._led = self.epoch
                 logger.info("leading as %s, epoch %d", self.leases[-1].identity, self.epoch)
                 elected()
-            elif led is not None and not leads:
-                led = None
+            elif self._led is not None and not self._holds_all:
+                self._led = None
                 for lease in self.leases:
                     lease.give_up()
                 logger.warning("no longer leading")
                 deposed()
+            leads = self.leading
             metrics.LEADER.set(leads)
             await asyncio.sleep(pause if leads else STANDBY_POLL_SECONDS)
 
     async def _run_for_all(self) -> bool:
-        """Renew, take or look at the Leases; whether all answered."""
-        if self.leading:  # side by side: two slow answers take no longer than one
-            answered = all(await asyncio.gather(*map(_run_for, self.leases)))
+        """Renew, take or look at the Leases; whether all answered.
+
+        What can be is done side by side: two slow answers take no longer than one.
+        """
+        if self._holds_all:
+            answered = await _side_by_side(lease.run_for(lease.longest_renewal()) for lease in self.leases)
         else:
-            answered = True
+            answered = await _side_by_side(lease.run_for() if lease.held else lease.observe() for lease in self.leases)
             for place, lease in enumerate(self.leases):
-                look_only = not all(before.held for before in self.leases[:place])
-                answered = answered and await _run_for(lease, look_only=look_only)
+                before = self.leases[:place]
+                if answered and not lease.held and lease.free and all(one.held for one in before):
+                    answered = await _side_by_side(one.run_for() for one in (*before, lease))
         if answered:
             self.known.set()
         return answered
@@ -155,11 +166,19 @@ class Lease:
         """Count it as not held, whatever the server says."""
         self._held_until = None
 
-    def longest_try(self) -> float:
-        """Seconds that one `run_for` may take."""
-        if self._held_until is None or not self.held:
-            return FENCE_SECONDS / 2
-        return max(LEAST_TRY_SECONDS, (self._held_until - _now()) / 2)
+    @property
+    def free(self) -> bool:
+        """Whether it may be taken, as it was last seen."""
+        if self._seen is None:
+            return True
+        spec = self._seen["spec"]
+        holder, duration = spec.get("holderIdentity") or "", spec.get("leaseDurationSeconds") or LEASE_SECONDS
+        return holder in ("", self.identity) or _now() - self._seen_at >= duration
+
+    def longest_renewal(self) -> float:
+        """Seconds that a renewal by the leader may take."""
+        left = 0.0 if self._held_until is None else self._held_until - _now()
+        return max(LEAST_TRY_SECONDS, left / 2)
 
     async def release(self) -> None:
         """Give it back, if it is ours."""
@@ -172,26 +191,41 @@ class Lease:
         except ApiError as error:
             logger.warning("could not give the lease %s back: %s", self, error)
 
-    async def observe(self) -> None:
-        """See whether it changes, without a try to take it, so that its holder's time runs already."""
-        if (lease := await self._read()) is not None:
+    async def observe(self) -> bool:
+        """See whether it changes; its holder's time runs from then on. Whether the server answered in time."""
+        return await self._answers(self._observe(), LONGEST_CALL_SECONDS)
+
+    async def run_for(self, seconds: float = LONGEST_CALL_SECONDS) -> bool:
+        """Renew it, or take it if it was free when last seen. Whether the server answered within so many seconds."""
+        return await self._answers(self._renew_or_take(), seconds)
+
+    async def _answers(self, call: Coroutine[None, None, None], seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await call
+        except (ApiError, TimeoutError) as error:
+            logger.warning("lease %s: %s", self, error or "no answer")
+            return False
+        return True
+
+    async def _observe(self) -> None:
+        lease = await self._read()
+        if lease is None:
+            self._seen = None
+        else:
             self._look(lease)
+        if lease is None or lease["spec"].get("holderIdentity") != self.identity:
+            self._held_until = None
 
-    async def run_for(self) -> None:
-        """Renew it, take it if it is free, or look at it.
-
-        Raises:
-            ApiError: the server did not answer, or refused.
-        """
-        began = _now()
+    async def _renew_or_take(self) -> None:
+        began = _now()  # of the write: a slow read before it takes no time away from the fence
         if self.shared and await self._renew_shared():
             self._hold(began + FENCE_SECONDS)
             return
-        ours = self._held_until is not None and not self.shared
-        lease = self._seen if ours and self._seen is not None else await self._read()
+        lease = self._seen
         if lease is None:
             lease = await self._create()
-        elif self._may_take(lease, began):
+        elif self.free:
             lease = await self._take(lease)
         if lease is not None:
             self._look(lease)
@@ -220,12 +254,6 @@ class Lease:
         held, self._held_until = self.held, until
         if self.held and not held:
             self.epoch += 1
-
-    def _may_take(self, lease: Json, now: float) -> bool:
-        self._look(lease)
-        spec = lease["spec"]
-        holder, duration = spec.get("holderIdentity") or "", spec.get("leaseDurationSeconds") or LEASE_SECONDS
-        return holder in ("", self.identity) or now - self._seen_at >= duration
 
     def _look(self, lease: Json) -> None:
         """Remember the Lease, and when it was first seen like this."""
@@ -272,8 +300,9 @@ class Lease:
         found = await self._read()
         if found is None or found["spec"].get("holderIdentity") != self.identity:
             return found
-        if self.shared:  # it was read in this try, so another of ours has renewed it since
-            return found
+        if self.shared:  # another of ours has taken it meanwhile
+            self._look(found)
+            return self._seen if await self._renew_shared() else None
         # an earlier renewal whose answer was lost has taken effect, but it may have been long ago
         return await self._write(found, self.identity, LEASE_SECONDS)
 
@@ -289,15 +318,8 @@ class Lease:
         return {"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": _stamp()}
 
 
-async def _run_for(lease: Lease, *, look_only: bool = False) -> bool:
-    """Whether the server answered in time."""
-    try:
-        async with asyncio.timeout(lease.longest_try()):
-            await (lease.observe() if look_only else lease.run_for())
-    except (ApiError, TimeoutError) as error:
-        logger.warning("lease %s: %s", lease, error or "no answer")
-        return False
-    return True
+async def _side_by_side(calls: Iterable[Awaitable[bool]]) -> bool:
+    return all(await asyncio.gather(*calls))
 
 
 def _now() -> float:

@@ -236,6 +236,7 @@ async def seconds_of(replicas: list[Replica], seconds: float) -> list[list[Shard
     for _ in range(int(seconds * 10)):
         await asyncio.sleep(0.1)
         seen.append([replica.shard for replica in replicas if replica.leader.leading])
+        assert all(replica.elected for replica in replicas if replica.leader.leading)
     return seen
 
 
@@ -277,6 +278,18 @@ def test_a_slow_server_deposes_no_leader_of_a_shard_that_it_would_not_depose_wit
     for shard in (Shard(), Shard(0, 2)):
         replica = run(scenario(shard))
         assert (len(replica.elected), replica.deposed) == (1, []), shard
+
+
+@pytest.mark.parametrize(("seconds", "shard"), [(2.5, Shard()), (1.8, Shard(0, 2)), (2.5, Shard(0, 2))])
+def test_a_server_that_is_slow_from_the_start_keeps_nobody_from_leading(seconds: float, shard: Shard) -> None:
+    async def scenario() -> list[Replica]:
+        server = Server(delay=lambda now: seconds, reading=seconds)
+        for task in started(*(replicas := [Replica(server, identity, shard) for identity in ("one", "two")])):
+            await seconds_of(replicas, 120)
+            task.cancel()
+        return replicas
+
+    assert [(len(replica.elected), replica.deposed) for replica in run(scenario())] == [(1, []), (1, [])]
 
 
 def test_shards_of_another_number_wait_no_longer_where_the_former_ones_have_crashed() -> None:
