@@ -72,6 +72,9 @@ logger = logging.getLogger(__name__)
 FIRST_BATCH = 8
 """Pods that are created at once; each batch after it is twice as large. A gang of this size waits for no batch."""
 
+CONFLICTS = 2
+"""After which a creation is not tried again in this pass."""
+
 LOG_LINES = 40
 LOG_BYTES = 4096
 LOG_SECONDS = 3.0
@@ -120,7 +123,7 @@ class Applier:
 
     async def _in_batches(self, job: Job, creations: Sequence[CreatePod]) -> list[BaseException | None]:
         """Growing batches, as the Job controller's slow start: what is refused once is not asked a thousand times. A
-        webhook that fails now and then is no reason to stop, unless it fails for a whole batch."""
+        webhook that fails now and then, or a quota that conflicts, is no reason to stop, unless a whole batch fails."""
         results: list[BaseException | None] = []
         size = FIRST_BATCH
         while len(results) < len(creations):
@@ -499,11 +502,21 @@ class Applier:
 
     async def _create(self, collection: str, resource: str, manifest: Json, *, dry_run: bool = False) -> Json:
         try:
-            return await self.client.create(collection, resource, manifest, dry_run=dry_run)
+            return await self._post(collection, resource, manifest, dry_run=dry_run)
         except ApiError as error:
             if error.already_exists or not refuses(error):
                 raise
             raise Rejected(problem_of(manifest, error), status=error.status) from error
+
+    async def _post(self, collection: str, resource: str, manifest: Json, *, dry_run: bool) -> Json:
+        """A ResourceQuota is written with each creation that it counts: many at once conflict (409) now and then."""
+        for _ in range(CONFLICTS):
+            try:
+                return await self.client.create(collection, resource, manifest, dry_run=dry_run)
+            except ApiError as error:
+                if not error.conflict:
+                    raise
+        return await self.client.create(collection, resource, manifest, dry_run=dry_run)
 
 
 def _without_ours(uid: str, finalizers: Sequence[str]) -> list[Json]:
@@ -520,6 +533,8 @@ def _without_ours(uid: str, finalizers: Sequence[str]) -> list[Json]:
 
 
 def _may_pass(failure: BaseException) -> bool:
+    if isinstance(failure, ApiError):
+        return failure.conflict
     return isinstance(failure, Rejected) and failure.problem.reason == ADMISSION_FAILED
 
 

@@ -477,6 +477,28 @@ async def test_a_webhook_that_fails_now_and_then_does_not_stop_the_gang(server: 
     assert (refused.problem.reason, len(server.asked)) == ("AdmissionFailed", 64)
 
 
+def conflict() -> web.Response:
+    return status(409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "all"')
+
+
+async def test_a_quota_that_conflicts_is_asked_again(server: Server, client: Client) -> None:
+    cache = Cache()
+    server.answers = [conflict(), conflict(), ok(pod(resourceVersion="8"))]
+    assert await Applier(client, cache).carry_out(JOB, creations(1)) is None
+    assert len(cache.observed(Owner("ns", "job-1")).pods) == 1
+
+
+async def test_a_quota_that_conflicts_for_one_pod_does_not_stop_the_gang(server: Server, client: Client) -> None:
+    async def create(request: web.Request) -> web.Response:
+        name = (await request.json())["metadata"]["name"]
+        return conflict() if name == "digits-0-3" else ok(pod(uid=name, name=name))
+
+    server.answers = [create]
+    with pytest.raises(ApiError, match="resourcequotas"):
+        await Applier(client, Cache()).carry_out(JOB, creations(64))
+    assert len(server.asked) == 63 + 3
+
+
 async def test_a_webhook_that_is_down_is_asked_for_one_batch(server: Server, client: Client) -> None:
     server.answers = [status(500, "InternalError", 'failed calling webhook "a": no endpoints')]
     assert await Applier(client, Cache()).carry_out(JOB, creations(64)) is not None
