@@ -415,9 +415,10 @@ class Applier:
         try:
             await self.client.delete(f"{collection}/{action.name}", resource)
         except ApiError as error:
-            if error.conflict or not 400 <= error.status < 500 or error.status == 429:
+            if not forbids(error) and (error.conflict or not 400 <= error.status < 500 or error.status == 429):
                 raise
-            if not error.not_found:  # roles, or a policy, of one's own; it must not hold up the job, with which it goes
+            # roles or a policy of one's own, a webhook that is down; it must not hold up the job, with which it goes
+            if not error.not_found:
                 logger.warning("PodGroup %s/%s stays until its job is deleted: %s", job.namespace, action.name, error)
         self.cache.forget_child(_owner(job), Child(Kind(action.api_version, POD_GROUP), action.name))
 

@@ -122,8 +122,15 @@ def test_a_kind_has_its_place_in_the_api(version: str, kind: str, path: str) -> 
 
 @pytest.mark.parametrize(
     "answer",
-    [ok({"kind": "Status"}), status(404, "NotFound"), status(403, "Forbidden"), status(422, "Invalid")],
-    ids=["gone", "was", "roles", "a policy"],
+    [
+        ok({"kind": "Status"}),
+        status(404, "NotFound"),
+        status(403, "Forbidden"),
+        status(422, "Invalid"),
+        status(500, "InternalError", 'failed calling webhook "a": no endpoints'),
+        status(409, "Conflict", 'admission webhook "a" denied the request: not on Fridays'),
+    ],
+    ids=["gone", "was", "roles", "a policy", "a webhook that is down", "a webhook that denies"],
 )
 async def test_a_group_that_is_deleted_on_purpose_is_known_no_more_and_not_missed(
     server: Server, client: Client, answer: Answer
