@@ -44,7 +44,7 @@ FAULTS = {
     6: Fault("Lists fail with 503 for two minutes", "Retries with growing waits, readyz says why, no pod is touched"),
     7: Fault(
         "A call hangs, is reset, or its answer or event breaks off",
-        "It is given up after 15 s and made again; a watch begins anew where it was",
+        "It is given up after 15 s, a write after 35 s, and made again; a watch begins anew where it was",
     ),
     8: Fault("A watch falls silent", "It begins anew after 70 to 105 s without an event or a bookmark"),
     9: Fault("A watch sends an error", "The operator ends with an error and is started anew"),

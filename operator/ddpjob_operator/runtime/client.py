@@ -1,7 +1,7 @@
 """JSON over HTTP to the API server: plain dicts in and out.
 
 On top of one aiohttp session this adds what a controller needs: a limit on calls in flight that namespaces share
-fairly, a 15 s deadline, a wait where the server asks for one (429), one new login after a 401, and errors that carry
+fairly, a deadline, a wait where the server asks for one (429), one new login after a 401, and errors that carry
 the server's own reason.
 """
 
@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 REQUEST_SECONDS = 15.0
+WRITE_SECONDS = 35.0
+"""Of a call that changes something. An admission webhook may take 30 s before it counts as failed, also where that is
+ignored; the API server itself gives the call up after 34 s, and says so.
+"""
 LONGEST_WAIT_SECONDS = 60.0
 """The most that a Retry-After is obeyed for within one call; after it the caller's own backoff takes over."""
 
@@ -356,16 +360,16 @@ class Client:
         headers: Mapping[str, str] | None,
         verb: str,
     ) -> bytes:
-        code = "0"
+        code, limit = "0", REQUEST_SECONDS if method == "GET" else WRITE_SECONDS
         try:
-            async with self._send(method, path, query, body, headers, REQUEST_SECONDS) as response:
+            async with self._send(method, path, query, body, headers, limit) as response:
                 code = str(response.status)
                 payload = await response.read()
                 if response.status >= 400:
                     raise refusal(response, payload)
                 return payload
         except TimeoutError:
-            raise ApiError(0, "Timeout", f"{method} {path}: no answer within {REQUEST_SECONDS:g} s") from None
+            raise ApiError(0, "Timeout", f"{method} {path}: no answer within {limit:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "ConnectionFailed", f"{method} {path}: {error}") from error
         finally:

@@ -39,7 +39,7 @@ FENCE_SECONDS = 8.0
 STANDBY_POLL_SECONDS = 1.0
 
 LONGEST_CALL_SECONDS = FENCE_SECONDS / 2
-"""Of one who does not lead."""
+"""Of one who does not lead, or leads no more."""
 LEAST_TRY_SECONDS = 1.0
 """A renewal may take half of the time that is left until the fence closes, but no less than this: three of them fit."""
 
@@ -186,10 +186,11 @@ class Lease:
             return
         self._held_until = None
         try:
-            await self._write(self._seen, holder="", duration=1)
+            async with asyncio.timeout(LONGEST_CALL_SECONDS):  # the pod is given only so long to end
+                await self._write(self._seen, holder="", duration=1)
             logger.info("gave the lease %s back", self)
-        except ApiError as error:
-            logger.warning("could not give the lease %s back: %s", self, error)
+        except (ApiError, TimeoutError) as error:
+            logger.warning("could not give the lease %s back: %s", self, error or "no answer")
 
     async def observe(self) -> bool:
         """See whether it changes; its holder's time runs from then on. Whether the server answered in time."""

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -53,17 +54,23 @@ async def test_a_server_that_is_not_there_is_an_error_without_a_status(server: S
 
 
 @pytest.mark.fault(7)
-async def test_a_server_that_hangs_is_given_up(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("call", "seconds"), [(Client.get, 0.2), (Client.delete, 0.3)], ids=["a read", "a write"])
+async def test_a_server_that_hangs_is_given_up(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Awaitable[Any]], seconds: float
+) -> None:
+    """A write later: an admission webhook may take 30 s, and the API server gives up after 34 s."""
     never = asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
         await never.wait()
         return web.Response()
 
+    assert api.WRITE_SECONDS > 34
     monkeypatch.setattr(api, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(api, "WRITE_SECONDS", 0.3)
     server.answers = [hang]
-    with pytest.raises(ApiError, match="no answer within"):
-        await client.get("/api/v1/pods", "pods")
+    with pytest.raises(ApiError, match=f"no answer within {seconds} s"):
+        await call(client, "/api/v1/pods", "pods")
     never.set()
 
 
