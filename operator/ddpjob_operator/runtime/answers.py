@@ -17,6 +17,8 @@ from ddpjob_operator.runtime.decode import decode, decode_aside
 from ddpjob_operator.runtime.errors import ApiError
 
 _TOO_MANY = 429
+LEAST_WAIT_SECONDS = 0.5
+"""A busy server that says 0, or a time that has passed by our clock, is not asked again at once."""
 
 
 async def decoded(
@@ -64,16 +66,17 @@ class Wait(ApiError):
 
 
 def retry_after_seconds(value: str, now: datetime) -> float:
-    """Seconds to wait for a Retry-After header, which is a number or an HTTP date (RFC 9110 section 10.2.3).
+    """Seconds to wait for a Retry-After header, which is a number or an HTTP date (RFC 9110 section 10.2.3); at least
+    LEAST_WAIT_SECONDS.
 
     Unreadable: 1 s.
     """
     try:
-        return max(0.0, float(int(value)))
+        return max(LEAST_WAIT_SECONDS, float(int(value)))
     except ValueError:
         pass
     try:
         date = parsedate_to_datetime(value)
     except ValueError:
         return 1.0
-    return max(0.0, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())
+    return max(LEAST_WAIT_SECONDS, (date.replace(tzinfo=date.tzinfo or UTC) - now).total_seconds())

@@ -15,11 +15,11 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        ("0", 0),
+        ("0", 0.5),
         ("17", 17),
-        ("-5", 0),
+        ("-5", 0.5),
         ("Fri, 02 Jan 2026 03:05:05 GMT", 60),
-        ("Fri, 02 Jan 2026 03:00:00 GMT", 0),
+        ("Fri, 02 Jan 2026 03:00:00 GMT", 0.5),
         ("soon", 1),
         ("", 1),
     ],
