@@ -30,6 +30,7 @@ from ddpjob_operator.cluster.rejections import (
     refuses,
     relabelled,
     taken,
+    without_address,
     without_whole,
 )
 from ddpjob_operator.core.failure.log_tail import last_states, whole_lines
@@ -209,7 +210,7 @@ class Applier:
                 raise _not_ours(error, "Service", service) from None
         else:
             self._report_restored(lost, job, SERVICE, name)
-        self.cache.put_service(_owner(job), service)
+        self._put_service(job, service)
 
     async def _create_at_its_address(self, collection: str, manifest: Json) -> Json:
         """With the address of the Service that is gone, which pods that run have; another may have got it since."""
@@ -231,7 +232,12 @@ class Applier:
             # Somebody deleted it: the next look creates it anew, with the selector that it needs now.
             self.cache.drop_service(_owner(job))
         else:
-            self.cache.put_service(_owner(job), service)
+            self._put_service(job, service)
+
+    def _put_service(self, job: Job, service: Json) -> None:
+        if (problem := without_address(service)) is not None:
+            raise Rejected(problem)
+        self.cache.put_service(_owner(job), service)
 
     async def _select(self, path: str, action: PointService, seen: int | None) -> Json:
         """Guarded by the resourceVersion: a call that was on its way when another replica began to lead, and that

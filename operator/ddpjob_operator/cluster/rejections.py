@@ -122,6 +122,16 @@ def without_whole(manifest: Json) -> Problem:
     return Problem(BEYOND, f"{said}, {which}; set limits of each container")
 
 
+def without_address(service: Json) -> Problem | None:
+    """Somebody has edited the rendezvous Service: one of type ExternalName has no address, and need have no port."""
+    spec = service["spec"]
+    if spec.get("clusterIP") and spec.get("ports"):
+        return None
+    said = f"Service {service['metadata']['name']} was edited: its type is {spec.get('type')}"
+    why = "which has no spec.clusterIP or spec.ports"
+    return Problem("Invalid", f"{said}, {why}; delete it, and the operator creates it again")
+
+
 def not_made_for(claim: Json) -> Problem:
     """A claim that has the name of the job's own, where jobs may not see all of any other one."""
     said = f"PersistentVolumeClaim {claim['metadata']['name']} already exists and was made for no job of this name"

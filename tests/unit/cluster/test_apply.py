@@ -484,6 +484,27 @@ async def test_a_webhook_that_fails_now_and_then_does_not_stop_the_gang(server: 
     assert (refused.problem.reason, len(server.asked)) == ("AdmissionFailed", 64)
 
 
+@pytest.mark.parametrize(
+    "action",
+    [CreateService({"kind": "Service", "metadata": {"name": "digits-rdzv"}}), PointService("digits-rdzv", 1, {})],
+    ids=["looked for", "changed"],
+)
+async def test_a_service_that_somebody_has_edited_to_have_no_address_is_named_with_the_fix(
+    server: Server, client: Client, action: Action
+) -> None:
+    metadata = pod(name="digits-rdzv", uid="service-1")["metadata"]
+    spec = {"type": "ExternalName", "externalName": "example.com"}
+    server.answers = [ok({"metadata": metadata, "spec": spec})]
+    if isinstance(action, CreateService):
+        server.answers.insert(0, status(409, "AlreadyExists"))
+    refused = await Applier(client, Cache()).carry_out(JOB, [action])
+    assert refused is not None
+    assert refused.problem.message == (
+        "Service digits-rdzv was edited: its type is ExternalName, which has no spec.clusterIP or spec.ports; "
+        "delete it, and the operator creates it again"
+    )
+
+
 def conflict() -> web.Response:
     return status(409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "all"')
 
