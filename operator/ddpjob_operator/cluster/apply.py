@@ -521,7 +521,7 @@ class Applier:
             try:
                 return await self.client.create(collection, resource, manifest, dry_run=dry_run)
             except ApiError as error:
-                if not error.conflict:
+                if not error.conflict or error.denied:
                     raise
         return await self.client.create(collection, resource, manifest, dry_run=dry_run)
 

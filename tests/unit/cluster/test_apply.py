@@ -516,6 +516,13 @@ async def test_a_quota_that_conflicts_is_asked_again(server: Server, client: Cli
     assert len(cache.observed(Owner("ns", "job-1")).pods) == 1
 
 
+async def test_a_webhook_that_denies_with_a_conflict_is_asked_once(server: Server, client: Client) -> None:
+    server.answers = [status(409, "Conflict", 'admission webhook "a" denied the request: not on Fridays')]
+    refused = await Applier(client, Cache()).carry_out(JOB, creations(1))
+    assert refused is not None
+    assert (refused.problem.reason, len(server.asked)) == ("AdmissionDenied", 1)
+
+
 async def test_a_quota_that_conflicts_for_one_pod_does_not_stop_the_gang(server: Server, client: Client) -> None:
     async def create(request: web.Request) -> web.Response:
         name = (await request.json())["metadata"]["name"]
