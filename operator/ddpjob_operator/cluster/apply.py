@@ -236,6 +236,7 @@ class Applier:
 
     def _put_service(self, job: Job, service: Json) -> None:
         if (problem := without_address(service)) is not None:
+            self.cache.drop_service(_owner(job))  # no pod is to be created with the address that it had
             raise Rejected(problem)
         self.cache.put_service(_owner(job), service)
 

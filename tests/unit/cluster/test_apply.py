@@ -505,6 +505,15 @@ async def test_a_service_that_somebody_has_edited_to_have_no_address_is_named_wi
     )
 
 
+async def test_no_pod_is_created_with_an_address_that_its_service_has_no_longer(server: Server, client: Client) -> None:
+    cache, metadata = Cache(), pod(name="digits-rdzv", uid="service-1")["metadata"]
+    spec = {"clusterIP": "10.0.0.9", "ports": [{"port": 29400}]}
+    cache.put_service(Owner("ns", "job-1"), {"metadata": metadata, "spec": spec})
+    server.answers = [ok({"metadata": metadata, "spec": {"type": "ExternalName", "externalName": "example.com"}})]
+    assert await Applier(client, cache).carry_out(JOB, [PointService("digits-rdzv", 1, {}), *creations(1)]) is not None
+    assert [request.method for request in server.asked] == ["PATCH"]
+
+
 def conflict() -> web.Response:
     return status(409, "Conflict", 'Operation cannot be fulfilled on resourcequotas "all"')
 
