@@ -215,6 +215,7 @@ class Lease:
             self._seen = None
         else:
             self._look(lease)
+        # taken while this process stood still: `release` would give back the Lease of another
         if lease is None or lease["spec"].get("holderIdentity") != self.identity:
             self._held_until = None
 
