@@ -119,11 +119,11 @@ class DDPJob(ScriptOptions):
         client = await connect(context=context, agent=CLI)
         try:
             place = namespace or client.namespace
-            await send(client, place, submission, replace=replace, note=_note)
+            sent = await send(client, place, submission, replace=replace, note=_note)
         except BaseException:
             await client.close()
             raise
-        return AsyncJob(client, place, submission.job.name)
+        return AsyncJob(client, place, submission.job.name, sent.job["metadata"]["uid"])
 
     def _script(self) -> str:
         """Its path in the folder; `__file__` is one of this machine."""

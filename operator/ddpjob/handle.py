@@ -42,12 +42,15 @@ class JobFailed(Exception):
 
 
 class AsyncJob:
-    """One job. Close it at the end, or use it as a context manager; the job itself goes on."""
+    """One job. Close it at the end, or use it as a context manager; the job itself goes on. With `uid` it is never
+    another job that has got its name since.
+    """
 
-    def __init__(self, client: Client, namespace: str, name: str) -> None:
+    def __init__(self, client: Client, namespace: str, name: str, uid: str | None = None) -> None:
         self._client = client
         self.namespace = namespace
         self.name = name
+        self._uid = uid
 
     @classmethod
     async def get(cls, name: str, *, namespace: str | None = None, context: str | None = None) -> AsyncJob:
@@ -59,7 +62,7 @@ class AsyncJob:
         client = await connect(context=context, agent=CLI)
         try:
             job = cls(client, namespace or client.namespace, name)
-            await job.read()
+            job._uid = (await job.read())["metadata"]["uid"]
         except BaseException:
             await client.close()
             raise
@@ -67,7 +70,7 @@ class AsyncJob:
 
     async def read(self) -> Json:
         """The DDPJob as JSON."""
-        return await read_job(self._client, self.namespace, self.name)
+        return await read_job(self._client, self.namespace, self.name, self._uid)
 
     async def status(self) -> DDPJobStatus:
         return parse_status((await self.read()).get("status") or {})
@@ -86,7 +89,7 @@ class AsyncJob:
 
     async def why(self) -> Answer:
         """Why it is where it is; `headline` says it in one line, `text()` with the evidence."""
-        return why(await see(self._client, self.namespace, self.name))
+        return why(await see(self._client, self.namespace, self.name, self._uid))
 
     async def wait(self, seconds: float | None = None) -> DDPJobStatus:
         """Wait until it has succeeded.
@@ -115,7 +118,7 @@ class AsyncJob:
             ApiError: it was deleted, the cluster refused, or gave no answer for five minutes.
         """
         with display or display_here() as shown:
-            return await watch(self._client, self.namespace, self.name, shown)
+            return await watch(self._client, self.namespace, self.name, shown, uid=self._uid)
 
     async def logs(
         self,
@@ -147,14 +150,16 @@ class AsyncJob:
         """
         wanted = _wanted(rank, node, attempt, tail, since, grep)
         volume = Volume(claim=claim, image=image)
-        lines = job_lines(self._client, self.namespace, self.name, wanted, follow=follow, volume=volume)
+        lines = job_lines(self._client, self.namespace, self.name, wanted, follow=follow, volume=volume, uid=self._uid)
         async with contextlib.aclosing(lines):
             async for line in lines:
                 yield line
 
     async def all_logs(self, wanted: Wanted) -> JobLogs:
         """The logs with every way to choose lines."""
-        return JobLogs(self._client, self.namespace, self.name, ranks_per_node(await self.read()), wanted)
+        job = await self.read()
+        uid = job["metadata"]["uid"]
+        return JobLogs(self._client, self.namespace, self.name, ranks_per_node(job), wanted, uid=uid)
 
     async def suspend(self) -> None:
         """Its pods save a snapshot and end; `unsuspend` resumes from it."""

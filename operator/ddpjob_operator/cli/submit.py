@@ -58,7 +58,7 @@ def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: b
             print(f"{again('logs', '-f', name)} shows its output, {again('watch', name)} its progress")
             return SUCCEEDED
         try:
-            return await _follow(client, place, submission)
+            return await _follow(AsyncJob(client, place, name, sent.job["metadata"]["uid"]))
         except asyncio.CancelledError:
             print(f"{name} goes on; {again('logs', '-f', name)} shows its output again")
             raise
@@ -66,8 +66,7 @@ def submit(cluster: Cluster, submission: Submission, *, replace: bool, detach: b
     return asked(cluster, ask)
 
 
-async def _follow(client: Client, namespace: str, submission: Submission) -> int:
-    job = AsyncJob(client, namespace, submission.job.name)
+async def _follow(job: AsyncJob) -> int:
     waiting = asyncio.create_task(_say_why_it_waits(job), name="say why it waits")
 
     def say(line: Line) -> None:

@@ -120,8 +120,10 @@ async def follow_events(
     said: set[tuple[str, int]] = set()
     patient, clock = Patient(note), asyncio.get_running_loop().time
     until: float | None = None
+    uid: str | None = None
     while True:
-        job = await patient.read(read_job, client, namespace, name)
+        job = await patient.read(read_job, client, namespace, name, uid)
+        uid = job["metadata"]["uid"]
         status = parse_status(job.get("status") or {})
         if status.is_final and until is None:
             until = clock() + LATE_SECONDS

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ddpjob_operator.core.values.observed import PodPhase, PodView
 from ddpjob_operator.follow.lines import Line, Wanted, pods_of
 from ddpjob_operator.follow.logs import JobLogs
-from ddpjob_operator.follow.read import read_job, read_pods
+from ddpjob_operator.follow.read import REPLACED, read_job, read_pods
 from ddpjob_operator.follow.volume_logs import VolumeLogs, may_be_on_volume_alone
 from ddpjob_operator.follow.volume_pod import Note
 from ddpjob_operator.runtime.client import Client
@@ -43,33 +43,41 @@ async def job_lines(
     follow: bool,
     volume: Volume,
     note: Note = lambda _: None,
+    uid: str | None = None,
 ) -> Lines:
     """Those of the pods as they are now or, with `follow`, as they come until the job has ended; of a job or an
     attempt whose pods are gone, those on its volume. Close it to stop early: that deletes the pod that reads the
-    volume.
+    volume. `uid`: only of this job of the name.
 
     Raises:
         ApiError: there is no such job, its volume is gone or cannot be read, or the cluster refused.
     """
-    async with aclosing(await _source(client, namespace, name, wanted, follow, volume, note)) as lines:
+    async with aclosing(await _source(client, namespace, name, wanted, follow, volume, note, uid)) as lines:
         async for line in lines:
             yield line
 
 
 async def _source(
-    client: Client, namespace: str, name: str, wanted: Wanted, follow: bool, volume: Volume, note: Note
+    client: Client,
+    namespace: str,
+    name: str,
+    wanted: Wanted,
+    follow: bool,
+    volume: Volume,
+    note: Note,
+    uid: str | None,
 ) -> Lines:
     on_volume = VolumeLogs(client, namespace, wanted, volume.image, note)
     if volume.claim is not None:
         return on_volume.of_claim(name, volume.claim)
     try:
-        job = await read_job(client, namespace, name)
+        job = await read_job(client, namespace, name, uid)
     except ApiError as error:
-        if not error.not_found:
+        if not error.not_found or error.reason == REPLACED:
             raise
         return _of_a_job_that_is_gone(on_volume.of_claim(name, None), error)
     status, pods = parse_status(job.get("status") or {}), await read_pods(client, namespace, job)
-    logs = JobLogs(client, namespace, name, ranks_per_node(job), wanted)
+    logs = JobLogs(client, namespace, name, ranks_per_node(job), wanted, uid=job["metadata"]["uid"])
     views = pods_of(map(parse_pod, pods), wanted, logs.ranks_per_node)
     goes_on = follow and not status.is_final and not wanted.is_before(status.attempt)
     if volume.always or (not views and may_be_on_volume_alone(status, wanted) and not goes_on):

@@ -52,6 +52,8 @@ class JobLogs:
     wanted: Wanted
     most: int | None = None
     """Bytes of memory for the lines that there are now, of all pods together: earlier ones of a pod are left out."""
+    uid: str | None = None
+    """That of the job; else whichever has the name first."""
     _newest: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The stamp of the newest line by the uid of its pod, also of one that is not wanted."""
     _refused: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
@@ -61,7 +63,7 @@ class JobLogs:
 
     async def now(self, note: Callable[[str], None] = lambda _: None) -> AsyncIterator[Line]:
         """Every line that the pods have now, by time; then a note if some of the job's nodes have none any more."""
-        job = await read_job(self.client, self.namespace, self.name)
+        job = await read_job(self.client, self.namespace, self.name, self.uid)
         pods = pods_of(
             map(parse_pod, await read_pods(self.client, self.namespace, job)), self.wanted, self.ranks_per_node
         )
@@ -97,12 +99,14 @@ class JobLogs:
         """
         streams: dict[str, _Stream] = {}
         attempt, is_over, patient = self.wanted.attempt, False, Patient(note)
+        job_uid = self.uid
         clock = asyncio.get_running_loop().time
         looked = clock()
         try:
             while True:
                 if not is_over:
-                    job = await patient.read(read_job, self.client, self.namespace, self.name)
+                    job = await patient.read(read_job, self.client, self.namespace, self.name, job_uid)
+                    job_uid = job["metadata"]["uid"]
                     status = parse_status(job.get("status") or {})
                 found = await patient.read(read_pods, self.client, self.namespace, job)
                 pods, pods_took = [parse_pod(pod) for pod in found], patient.took

@@ -23,23 +23,29 @@ from ddpjob_operator.wire.jobs import parse_status
 from ddpjob_operator.wire.objects import parse_time
 from ddpjob_operator.wire.pods import parse_pod
 
+REPLACED = "Replaced"
+"""Reason of the error that the job which was asked for is gone, and another one has its name."""
 _FORBIDDEN = 403
 _WAITING = (Phase.PENDING, Phase.STARTING, Phase.RESTARTING)
 
 
-async def read_job(client: Client, namespace: str, name: str) -> Json:
-    """The DDPJob `name`.
+async def read_job(client: Client, namespace: str, name: str, uid: str | None = None) -> Json:
+    """The DDPJob `name`; with `uid`, only if it is still this one.
 
     Raises:
-        ApiError: there is none, or it may not be read; the message says what to do.
+        ApiError: there is none, it is another one, or it may not be read; the message says what to do.
     """
     if NAMESPACE.fullmatch(namespace) is None:
         raise ApiError(404, "NotFound", f"there is no namespace {namespace}; name another one with --namespace")
     try:
         if NAME.fullmatch(name) is not None:
-            return await client.get(f"{paths.jobs(namespace)}/{name}", "ddpjobs")
+            found = await client.get(f"{paths.jobs(namespace)}/{name}", "ddpjobs")
+            if uid is not None and found["metadata"]["uid"] != uid:
+                gone = f"the DDPJob {name} in namespace {namespace} was deleted, and another job has its name now"
+                raise ApiError(404, REPLACED, f"{gone}; ask again by name for that one")
+            return found
     except ApiError as error:
-        if not error.not_found:
+        if not error.not_found or error.reason == REPLACED:
             raise
     detail = await _which_are_there(client, namespace)
     raise ApiError(404, "NotFound", f"there is no DDPJob {name} in namespace {namespace}; {detail}")
@@ -69,9 +75,9 @@ async def read_events(client: Client, namespace: str, selector: str) -> list[Jso
     return items
 
 
-async def see(client: Client, namespace: str, name: str) -> Seen:
+async def see(client: Client, namespace: str, name: str, uid: str | None = None) -> Seen:
     """The job with everything that `why` reads."""
-    job = await read_job(client, namespace, name)
+    job = await read_job(client, namespace, name, uid)
     pods = await read_pods(client, namespace, job)
     warnings = await read_events(client, namespace, "type=Warning")
     seen = seen_of(job, pods, filter(None, map(parse_event, warnings)), datetime.now(UTC))

@@ -26,18 +26,25 @@ LOOKS_BETWEEN_RANKS = 5
 
 
 async def watch(
-    client: Client, namespace: str, name: str, display: Display, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    client: Client,
+    namespace: str,
+    name: str,
+    display: Display,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    *,
+    uid: str | None = None,
 ) -> DDPJobStatus:
-    """Show the job until it has succeeded or failed; the status that it ended with.
+    """Show the job until it has succeeded or failed; the status that it ended with. `uid`: only this one of the name.
 
     Raises:
         ApiError: there is no such job, it was deleted, the cluster refused, or gave no answer for five minutes.
     """
     ranks, patient = _Ranks(client, namespace), Patient(display.write_line)
-    job = await patient.read(read_job, client, namespace, name)
+    job = await patient.read(read_job, client, namespace, name, uid)
+    uid = job["metadata"]["uid"]
     shown = {_key(event) for event in await patient.read(_of_job, client, namespace, job)}
     while True:
-        job = await patient.read(read_job, client, namespace, name)
+        job = await patient.read(read_job, client, namespace, name, uid)
         status = parse_status(job.get("status") or {})
         for event in await patient.read(_of_job, client, namespace, job):
             if _key(event) not in shown:
@@ -46,7 +53,7 @@ async def watch(
         pods = [parse_pod(pod) for pod in await patient.read(read_pods, client, namespace, job)]
         pods_took = patient.took
         created = parse_time(job["metadata"].get("creationTimestamp")) or now()
-        reports = await ranks.look(job["metadata"]["uid"], status, pods)
+        reports = await ranks.look(uid, status, pods)
         nodes = nodes_of(status, pods)
         display.show(RunView(name, status, nodes, status.start_time or created, now(), reports=reports))
         if status.is_final:

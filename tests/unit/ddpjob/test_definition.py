@@ -25,6 +25,7 @@ from ddp_trainer.contract.exit_codes import UserError
 from ddpjob import BadJob, DDPJob, definition
 from ddpjob_operator.cli.job_file import read_job
 from ddpjob_operator.submit.pack import unpack
+from ddpjob_operator.submit.send import Sent
 
 MODULE = """
 def train(lr, layers=2):
@@ -253,8 +254,8 @@ async def test_what_is_left_out_is_said_as_the_command_says_it(
     async def connect(**_: Any) -> Connected:
         return Connected()
 
-    async def send(*_: Any, **__: Any) -> None:
-        return None
+    async def send(*_: Any, **__: Any) -> Sent:
+        return Sent({"metadata": {"uid": "u"}}, 0, None)
 
     monkeypatch.setattr(definition, "connect", connect)
     monkeypatch.setattr(definition, "send", send)

@@ -12,7 +12,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from aiohttp import web
 from tests.support.waiting import eventually
+from tests.unit.answers import Server, ok
 from tests.unit.ddpjob.ended_job import READ, Api
 
 from ddpjob import AsyncJob, Job
@@ -170,6 +172,25 @@ async def test_an_attempt_that_was_followed_to_its_end_is_no_failure_of_a_job_th
     api.job["status"] = {"phase": phase, "attempt": attempt}
     cluster = Cluster(namespace="default")
     assert await asyncio.to_thread(show_logs, cluster, "train", Wanted(attempt=1), True, Volume()) == exit_code
+
+
+@pytest.mark.parametrize("reads", [2, 3])
+async def test_the_exit_code_is_not_that_of_a_job_which_replaces_the_one_that_was_followed(
+    api: Api, server: Server, reads: int
+) -> None:
+    """After two reads before there is a line, after three at the end: how the job ended is not known then."""
+    assert api.job is not None
+    asked, replaced = list[str](), api.job | {"metadata": api.job["metadata"] | {"uid": "the next one"}}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "/ddpjobs/" not in request.path:
+            return await api.answer(request)
+        asked.append(request.path)
+        return ok(api.job if len(asked) < reads else replaced | {"status": {"phase": "Failed"}})
+
+    server.answers = [answer]
+    code = await asyncio.to_thread(show_logs, Cluster(namespace="default"), "train", Wanted(), True, Volume())
+    assert code == (REFUSED if reads == 2 else SUCCEEDED)
 
 
 async def test_a_refusal_in_words_of_a_job_has_no_escape_sequences(

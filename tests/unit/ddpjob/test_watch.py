@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import ModuleType
@@ -194,6 +194,46 @@ async def test_a_job_that_is_gone_ends_the_watching(server: Server, client: Clie
     server.answers = [answer]
     with pytest.raises(ApiError, match="there is no DDPJob train"):
         await asyncio.to_thread(watched)
+
+
+OTHER = "train in namespace default was deleted, and another job has its name now"
+
+
+def replaced(phase: str) -> dict[str, Any]:
+    """The next job of the name."""
+    found = job(phase=phase)
+    return found | {"metadata": found["metadata"] | {"uid": "job-2"}}
+
+
+async def test_the_job_that_replaces_the_one_that_is_watched_ends_the_watching(
+    server: Server, client: Client, notebook: Outputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddpjob_operator.follow.watch.SECONDS_BETWEEN_LOOKS", 0.01)
+    served(server, *[job(phase="Running")] * 3, replaced("Succeeded"))
+    with pytest.raises(ApiError, match=OTHER):
+        await asyncio.to_thread(watched)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda found: found.wait(),
+        lambda found: found.watch(PlainDisplay()),
+        lambda found: found.why(),
+        lambda found: found.suspend(),
+        lambda found: found.cancel(),
+        lambda found: anext(found.logs()),
+    ],
+    ids=["wait", "watch", "why", "suspend", "cancel", "logs"],
+)
+async def test_a_handle_is_of_its_job_and_not_of_another_one_that_has_the_name_now(
+    server: Server, client: Client, ask: Callable[[AsyncJob], Awaitable[object]]
+) -> None:
+    served(server, job(phase="Running"), replaced("Succeeded"))
+    async with await AsyncJob.get("train", namespace="default") as found:
+        with pytest.raises(ApiError, match=OTHER):
+            await ask(found)
+    assert {request.method for request in server.asked} == {"GET"}, "nothing was changed"
 
 
 def test_without_a_notebook_lines_or_a_live_view_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:

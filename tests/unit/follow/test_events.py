@@ -134,6 +134,17 @@ def test_the_event_of_a_jobs_end_is_waited_for_which_a_busy_operator_posts_late(
     assert [happened.reason for happened in said] == reasons
 
 
+def test_the_job_that_replaces_the_one_that_is_followed_ends_the_following_of_events() -> None:
+    class Replaced(Succeeded):
+        async def get(self, path: str, resource: str) -> dict[str, Any]:
+            if asyncio.get_running_loop().time() < 10:
+                return JOB | {"status": {"phase": "Running"}}
+            return {"metadata": JOB["metadata"] | {"uid": "the next one"}, "status": {"phase": "Succeeded"}}
+
+    with pytest.raises(ApiError, match="digits in namespace default was deleted, and another job has its name now"):
+        run(follow_events(cast(Any, Replaced(None)), "default", "digits", lambda _: None))
+
+
 def test_an_upgrade_of_the_control_plane_does_not_end_the_following_of_events() -> None:
     said, notes = list[Happened](), list[str]()
     assert run(follow_events(cast(Any, Upgraded()), "default", "digits", said.append, notes.append))

@@ -444,6 +444,19 @@ def test_of_a_pod_that_is_gone_the_connection_is_closed() -> None:
     assert 50 < closed[0] < 70
 
 
+def test_the_job_that_replaces_the_one_that_is_followed_is_not_shown_as_that_one() -> None:
+    """`ddpjob submit --replace` creates the next job within a second of the deletion of the one before."""
+
+    class Replaced(Following):
+        async def get(self, path: str, resource: str) -> dict[str, Any]:
+            uid = "job" if asyncio.get_running_loop().time() < 10 else "the next one"
+            return await super().get(path, resource) | {"metadata": {"name": "digits", "uid": uid}}
+
+    job, logs = [(0, 0, "Running"), (20, 0, "Succeeded")], {"digits-0-0": log((5, "step 1"), (10, "step 2"))}
+    with pytest.raises(ApiError, match="digits in namespace default was deleted, and another job has its name now"):
+        Replaced(job, [(0, [json_pod(0, 0)])], logs).follow()
+
+
 def test_an_outage_of_the_api_server_does_not_end_the_following() -> None:
     pods = [(0, [json_pod(0, 0)])]
     job, logs = [(0, 0, "Running"), (200, 0, "Succeeded")], {"digits-0-0": log((150, "step 1"), (50, "step 2"))}
