@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,10 @@ OPERATOR = "ddpjob-operator"
 CLI = "ddpjob-cli"
 """Of the command, and of Python programs that use `ddpjob`."""
 
+_PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+"""Seconds of silence before the first probe (the second name is that of macOS), seconds between probes, and how many
+may stay without an answer.
+"""
 _NO_LOGIN = "there is no kubeconfig (name one in KUBECONFIG, or create ~/.kube/config) and no service account of a pod"
 _NAMESPACE_OF_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -149,7 +155,12 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, authorities: Authorities | None, tls: ssl.SSLContext | None) -> None:
         # a TLS handshake costs more than a call, and jobs come in bursts with minutes between them
-        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_SECONDS, ssl=tls if tls is not None else True)
+        super().__init__(
+            limit=0,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            ssl=tls if tls is not None else True,
+            socket_factory=_probing_socket,
+        )
         self._authorities = authorities
 
     async def connect(
@@ -165,6 +176,22 @@ class _Connector(aiohttp.TCPConnector):
                 self._authorities.read_again()
             without_frames(error)
             raise
+
+
+def _probing_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """Whose kernel asks a silent server whether it is still there (TCP keepalive), and breaks the connection if not.
+
+    A log that is followed has no deadline: it may be silent for hours, and its connection may be lost without a word,
+    as where a laptop sleeps, a VPN changes, or a load balancer forgets an idle one, which the probes prevent.
+    """
+    family, kind, protocol, *_ = address
+    probing = socket.socket(family, kind, protocol)
+    with suppress(OSError):  # of a system without one of them: it probes after hours, or not at all
+        probing.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBES:
+            if (option := getattr(socket, name, None)) is not None:
+                probing.setsockopt(socket.IPPROTO_TCP, option, value)
+    return probing
 
 
 async def _read_configuration(context: str | None) -> tuple[Configuration, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from aiohttp import web
+from tests.unit.answers import Server
 
-from ddpjob_operator.runtime.client import connect
+from ddpjob_operator.runtime.client import Client, connect
 from ddpjob_operator.runtime.errors import ApiError
+from ddpjob_operator.runtime.login import log_in, open_session
 
 
 def certified(folder: Path) -> Path:
@@ -76,3 +80,25 @@ async def test_an_authority_that_is_new_in_the_file_is_trusted_without_a_restart
             assert await client.get("/version", "version") == {"path": "/version"}
         finally:
             await client.close()
+
+
+async def test_the_kernel_notices_that_a_silent_connection_is_lost(server: Server, client: Client) -> None:
+    """A log that was followed over one that was lost without a word was waited for until Ctrl-C."""
+    seen = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await seen.wait()
+        return response
+
+    server.answers = [silent]
+    async with open_session(await log_in()) as session, session.get(server.url) as answer:
+        assert answer.connection is not None
+        assert answer.connection.transport is not None
+        used = answer.connection.transport.get_extra_info("socket")
+        assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        names = ("TCP_KEEPIDLE", "TCP_KEEPALIVE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        options = [option for name in names if (option := getattr(socket, name, None)) is not None]
+        assert [used.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [30, 10, 3]
+        seen.set()
