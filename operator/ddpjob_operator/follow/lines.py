@@ -15,6 +15,8 @@ from ddpjob_operator.follow.table import visible
 
 T = TypeVar("T")
 
+STAMPED = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) ")
+"""How a line of a container's log begins, with `timestamps=true`. What does not is the kubelet's own, or was cut."""
 _LOCAL_RANK = re.compile(r"\[local rank (\d{1,7})\] ")
 _LOCAL_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?([+-]\d\d:\d\d)")
 _MOST_NAMED = 10

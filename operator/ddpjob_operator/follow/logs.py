@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-import re
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -20,7 +19,17 @@ from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.failure.detect import is_stopping
 from ddpjob_operator.core.values.names import TRAINER_CONTAINER
 from ddpjob_operator.core.values.observed import PodPhase, PodView
-from ddpjob_operator.follow.lines import Line, SoFar, Wanted, is_wanted, last_of, nodes_without_log, parse_line, pods_of
+from ddpjob_operator.follow.lines import (
+    STAMPED,
+    Line,
+    SoFar,
+    Wanted,
+    is_wanted,
+    last_of,
+    nodes_without_log,
+    parse_line,
+    pods_of,
+)
 from ddpjob_operator.follow.outage import Patient, seconds_to_next_look
 from ddpjob_operator.follow.read import read_job, read_pods
 from ddpjob_operator.follow.refusals import in_words
@@ -36,7 +45,6 @@ systems, and 1,024 on most. Those that are followed are so all at once.
 """
 LOOKS_FOR_THE_END = 10
 """So many looks in a row may find no new line of a log that has to end: the kubelet of a lost node does not answer."""
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT")
 _NOT_YET = (400, 404)
 """Answers for a container that has not started, or a pod that is gone again."""
 
@@ -89,7 +97,8 @@ class JobLogs:
         is named, until that one has.
 
         Then what is left of the logs is read: of a pod that has time to end, until it has ended; of others, as long as
-        lines come. A pod of a lost node stays, and its log does not end.
+        lines come. A pod of a lost node stays, and its log does not end. A log that ends while its pod goes on is read
+        again from its last line on: where a kubelet is restarted, the API server ends it as if it were over.
 
         Returns:
             whether it succeeded.
@@ -111,18 +120,20 @@ class JobLogs:
                 found = await patient.read(read_pods, self.client, self.namespace, job)
                 pods, pods_took = [parse_pod(pod) for pod in found], patient.took
                 before, looked = looked, clock()
+                is_over = status.is_final or self.wanted.is_before(status.attempt)
                 moved = self._placed(pods)
                 for pod in pods_of(pods, self.wanted, self.ranks_per_node):
-                    if pod.uid in streams or pod.phase is PodPhase.PENDING:
+                    stream = streams.get(pod.uid)
+                    so_far = stream.cut_off(pod) if stream is not None and not is_over else None
+                    if pod.phase is PodPhase.PENDING or (stream is not None and so_far is None):
                         continue
                     if self.wanted.attempt is None and attempt is not None and pod.attempt > attempt:
                         note(f"attempt {pod.attempt} begins")
                     attempt = max(pod.attempt, attempt or 0)
                     # a second more: the kubelet counts from when it is asked
                     newest = math.ceil(looked - before) + 1 if pod.uid in moved else None
-                    reading = asyncio.create_task(self._stream(pod, say, note, newest), name=f"log of {pod.name}")
-                    streams[pod.uid] = _Stream(pod.name, reading)
-                is_over = status.is_final or self.wanted.is_before(status.attempt)
+                    reading = self._stream(pod, say, note, newest, so_far)
+                    streams[pod.uid] = _Stream(pod.name, asyncio.create_task(reading, name=f"log of {pod.name}"))
                 there = {pod.uid: pod for pod in pods}
                 for uid, stream in streams.items():
                     if is_over or uid not in there:
@@ -164,17 +175,29 @@ class JobLogs:
         return kept
 
     async def _stream(
-        self, pod: PodView, say: Callable[[Line], None], note: Callable[[str], None], newest: int | None = None
-    ) -> None:
+        self,
+        pod: PodView,
+        say: Callable[[Line], None],
+        note: Callable[[str], None],
+        newest: int | None = None,
+        so_far: SoFar | None = None,
+    ) -> SoFar | None:
         """One pod's log to its end, all of it or from so many seconds ago on (`newest`): before, it had another place.
+        With `so_far` what follows that.
 
         A connection that breaks is made again, from the last line on; that is said once until there is another line. A
         log that may not be read is asked for once, and the job is followed without it.
+
+        Returns:
+            up to where it was read; None if it may not be.
         """
-        query, so_far, said_at = self.wanted.query(), SoFar(), None
-        if newest is not None:
-            query["sinceSeconds"] = str(min(newest, self.wanted.since_seconds or newest))
+        query, said_at = self.wanted.query(), None
         begins_late = self.wanted.tail is not None and self.wanted.is_selective
+        if so_far is not None and (stamp := self._newest.get(pod.uid)):
+            query, begins_late = {"sinceTime": stamp}, False
+        elif newest is not None:
+            query["sinceSeconds"] = str(min(newest, self.wanted.since_seconds or newest))
+        so_far = so_far or SoFar()
         while True:
             try:
                 if begins_late:
@@ -189,15 +212,15 @@ class JobLogs:
                 async for line in self._lines(pod, follow="true", **query):
                     if so_far.is_new(line.stamp, line.text):
                         say(line)
-                return
+                return so_far
             except _Absent:
-                return
+                return so_far
             except ApiError as error:
                 if error.lacks_right:
                     if not self._refused:
                         note(f"{in_words(error)}; logs that may not be read are not followed")
                     self._refused.add(pod.uid)
-                    return
+                    return None
                 if so_far.stamp != said_at:
                     said_at = so_far.stamp
                     note(f"{pod.name}: {error.message}; connecting again")
@@ -208,7 +231,7 @@ class JobLogs:
         path, is_there = f"{paths.pods(self.namespace)}/{pod.name}/log", False
         try:
             async for raw in self.client.lines(path, container=TRAINER_CONTAINER, timestamps="true", **query):
-                if not _STAMP.match(raw):  # of the kubelet itself: the container's log is gone, maybe meanwhile
+                if not STAMPED.match(raw):  # of the kubelet itself: the container's log is gone, maybe meanwhile
                     if is_there:
                         continue
                     raise _Absent
@@ -229,11 +252,16 @@ class _Stream:
     """The log of a pod that is followed."""
 
     name: str
-    task: asyncio.Task[None]
+    task: asyncio.Task[SoFar | None]
     newest: str = ""
     """The stamp of its newest line at the last look."""
     looks: int = 0
     """Looks in a row by which it should have ended, or brought a new line."""
+
+    def cut_off(self, pod: PodView) -> SoFar | None:
+        """Up to where the log was read if it has ended and the pod has not; else None."""
+        has_ended = self.task.done() and not self.task.cancelled() and self.task.exception() is None
+        return self.task.result() if has_ended and pod.running else None
 
     def look(self, newest: str, pod: PodView | None, note: Callable[[str], None]) -> None:
         """At a log that has to end, and its newest line by now. One that does not end is given up.

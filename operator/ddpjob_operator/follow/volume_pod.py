@@ -10,7 +10,8 @@ from typing import Any
 
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodPhase
-from ddpjob_operator.follow.lines import SoFar, in_utc
+from ddpjob_operator.follow.lines import STAMPED, SoFar, in_utc
+from ddpjob_operator.follow.outage import is_passing
 from ddpjob_operator.follow.table import printable, visible
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -96,37 +97,51 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
     """The lines of the log of a pod's container, until that ends. It is named, as a webhook may have injected another
     one, and an API server then refuses to choose.
 
-    A connection that breaks, as one that is silent for long may, is made again from the last line on.
+    A connection that breaks, as one that is silent for long may, is made again from the last line on. So is one that
+    ends while the container runs: where a kubelet is restarted, the API server ends a log as if it were over.
     """
     so_far, query = SoFar(), {"container": container, "follow": "true", "timestamps": "true"}
+    goes_on = False
     while True:
         so_far.connected()
         try:
             async for raw in client.lines(f"{path}/log", **query):
+                if not STAMPED.match(raw):
+                    continue
                 stamp, _, text = raw.partition(" ")
                 if so_far.is_new(in_utc(stamp), text):
                     yield visible(text)
-            return
+            has_ended = True
         except ApiError as error:
-            if error.status:
+            if error.status and not (goes_on and is_passing(error)):  # the kubelet that is restarted does not answer
                 raise
-            query |= {"sinceTime": so_far.stamp} if so_far.stamp else {}
-            await client.get(path, "pods")  # raises where the API server itself does not answer
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            has_ended = False
+        pod = await client.get(path, "pods")  # raises where the API server itself does not answer
+        goes_on = not parse_pod(pod).phase.final and _terminated(pod, container) is None
+        if has_ended and not goes_on:
+            return
+        query |= {"sinceTime": so_far.stamp} if so_far.stamp else {}
+        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 async def exit_code(client: Client, path: str, name: str) -> int:
     """That of the container of a pod whose log has ended, a moment before its status says how."""
     while True:
-        status: dict[str, Any] = (await client.get(path, "pods")).get("status") or {}
-        for container in status.get("containerStatuses") or ():
-            ended = (container.get("state") or {}).get("terminated")
-            if ended is not None and container.get("name") == name:
-                return int(ended.get("exitCode") or 0)
+        pod = await client.get(path, "pods")
+        if (ended := _terminated(pod, name)) is not None:
+            return int(ended.get("exitCode") or 0)
+        status: dict[str, Any] = pod.get("status") or {}
         if status.get("phase") == PodPhase.FAILED:  # evicted, or past its deadline
             why = printable(f"{status.get('reason') or 'it failed'}: {status.get('message') or 'no message'}")
             raise ApiError(0, "Failed", f"the pod that reads the volume was stopped: {why}; try again")
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _terminated(pod: Json, name: str) -> Json | None:
+    """How the container of a pod has ended, once it has."""
+    states = (pod.get("status") or {}).get("containerStatuses") or ()
+    found = next((item.get("state") for item in states if item.get("name") == name), None)
+    return (found or {}).get("terminated")
 
 
 async def _deleted(client: Client, path: str, note: Note) -> bool:

@@ -444,6 +444,69 @@ def test_of_a_pod_that_is_gone_the_connection_is_closed() -> None:
     assert 50 < closed[0] < 70
 
 
+class Restarted(Following):
+    """A kubelet is restarted after 3 s: the API server ends the log then, as it does at the end of a container."""
+
+    def __init__(self, cut: str = "") -> None:
+        pods = [(0, [json_pod(0, 0)]), (60, [json_pod(0, 0, "Succeeded")])]
+        super().__init__([(0, 0, "Running"), (60, 0, "Succeeded")], pods, {})
+        self.cut = cut
+        self.asked: list[dict[str, str]] = []
+
+    async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+        clock = asyncio.get_running_loop().time
+        self.asked.append(query)
+        printed = (0, "2030-01-01T12:00:00Z a"), (2, "2030-01-01T12:00:02Z b"), (30, "2030-01-01T12:00:30.5Z a")
+        for time, line in printed:
+            if clock() < 3 <= time:
+                await asyncio.sleep(3 - clock())
+                if self.cut:
+                    yield self.cut
+                return
+            if line >= query.get("sinceTime", ""):
+                await asyncio.sleep(max(0, time - clock()))
+                yield line
+        await asyncio.sleep(60 - clock())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown"),
+    [(Wanted(), ["a", "b", "a"]), (Wanted(tail=2), ["a", "b", "a"]), (Wanted(pattern=re.compile("a")), ["a", "a"])],
+)
+def test_a_log_that_ends_although_its_pod_goes_on_is_read_on_from_its_last_line(
+    wanted: Wanted, shown: list[str]
+) -> None:
+    """What the pod printed from then on was never shown."""
+    api = Restarted()
+    succeeded, _, lines, notes = api.follow(wanted)
+    assert (succeeded, lines, notes) == (True, shown, [])
+    first, again = api.asked[:2]
+    assert "sinceTime" not in first
+    assert (again.get("sinceTime"), again.get("tailLines")) == ("2030-01-01T12:00:02Z", None)
+    assert len(api.asked) == 2, "a log that ends with its pod is not read again"
+
+
+@pytest.mark.parametrize("cut", ["2030-01-01T12:00:3", "2030-01-01T12:00:30.5Z"])
+def test_a_line_whose_stamp_was_cut_is_not_what_a_log_is_read_on_from(cut: str) -> None:
+    api = Restarted(cut)
+    assert api.follow()[2] == ["a", "b", "a"]
+    assert api.asked[1]["sinceTime"] == "2030-01-01T12:00:02Z"
+
+
+def test_the_log_of_a_pod_whose_sidecar_starts_first_is_asked_for_until_it_is_there() -> None:
+    """Such a pod is Running while the image of its trainer is pulled."""
+
+    async def late() -> AsyncGenerator[str]:
+        if asyncio.get_running_loop().time() < 20:
+            raise ApiError(400, "BadRequest", 'container "trainer" in pod "digits-0-0" is waiting to start')
+        yield f"{STAMP} step 1"
+        await asyncio.sleep(60 - asyncio.get_running_loop().time())
+
+    job, pods = [(0, 0, "Running"), (60, 0, "Succeeded")], [(0, [json_pod(0, 0)]), (60, [json_pod(0, 0, "Succeeded")])]
+    succeeded, _, lines, notes = Following(job, pods, {"digits-0-0": late}).follow()
+    assert (succeeded, lines, notes) == (True, ["step 1"], [])
+
+
 def test_the_job_that_replaces_the_one_that_is_followed_is_not_shown_as_that_one() -> None:
     """`ddpjob submit --replace` creates the next job within a second of the deletion of the one before."""
 
@@ -482,7 +545,8 @@ def test_the_pods_of_a_large_job_are_listed_a_fifth_of_the_time_at_most() -> Non
 
 def test_a_job_that_ends_right_after_an_outage_is_not_waited_for_as_a_large_one() -> None:
     job, logs = [(0, 0, "Running"), (141, 0, "Succeeded")], {"digits-0-0": log((130, "step 1"))}
-    succeeded, seconds_spent, *_ = Following(job, [(0, [json_pod(0, 0)])], logs, away=(20, 140)).follow()
+    pods = [(0, [json_pod(0, 0)]), (130, [json_pod(0, 0, "Succeeded")])]
+    succeeded, seconds_spent, *_ = Following(job, pods, logs, away=(20, 140)).follow()
     assert succeeded
     assert 141 <= seconds_spent < 145
 

@@ -90,6 +90,41 @@ async def test_lines_with_one_time_stamp_are_all_said() -> None:
     assert said == ["step 20: ok", "step 10: ok"]
 
 
+async def test_a_log_that_ends_although_its_container_runs_is_read_on_from_its_last_line() -> None:
+    """Where a kubelet is restarted: what came after that was left out, with exit code 0."""
+    asked = list[str]()
+
+    class Restarted(Pods):
+        async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+            asked.append(query.get("sinceTime", ""))
+            if len(asked) == 2:
+                raise ApiError(502, "BadGateway", "dial tcp 10.0.0.2:10250: connect: connection refused")
+            yield "2030-01-01T12:00:00Z step 20: ok"
+            if len(asked) == 1:
+                yield "2030-01-01T12:00:0"
+            else:
+                yield "2030-01-01T12:00:01Z step 10: ok"
+
+    said, pods = list[str](), Restarted(*[{"phase": "Running"}] * 3, ended(0))
+    assert await run(pods, said) == 0
+    assert said == ["step 20: ok", "step 10: ok"]
+    assert asked == ["", "2030-01-01T12:00:00Z", "2030-01-01T12:00:00Z"]
+
+
+async def test_a_kubelet_that_does_not_answer_is_an_error_once_the_container_has_ended() -> None:
+    class Away(Pods):
+        asked = 0
+
+        async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+            self.asked += 1
+            if self.asked > 1:
+                raise ApiError(502, "BadGateway", "dial tcp 10.0.0.2:10250: connect: connection refused")
+            yield "2030-01-01T12:00:00Z step 20: ok"
+
+    with pytest.raises(ApiError, match="connection refused"):
+        await run(Away(*[{"phase": "Running"}] * 3, ended(0)))
+
+
 async def test_a_container_that_a_webhook_has_injected_is_not_the_command() -> None:
     """An API server wants to know which one where there are several; the kubelet sorts them by name."""
     proxy = {"name": "istio-proxy", "state": {"terminated": {"exitCode": 137}}}
