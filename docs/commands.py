@@ -40,7 +40,8 @@ Tables fit the terminal: a narrow one gets fewer columns, a pipe gets all. Nothi
 `NO_COLOR`. Ctrl-C ends such a verb with 130 (`dashboard` with 0), and never the job. A refusal is one line on standard
 error that says what to do, or one line for each problem of a file, and the exit code is 2. `run`, `submit`, `watch` and
 `logs -f` of a job that failed end with 1, whatever its program exited with: `ddpjob why` has that code. Output that
-cannot be written, as to a full disk, is one error and 1; a closed pipe (`| head`) is not an error.
+cannot be written, as to a full disk, is one error and 1. A closed pipe (`| head`) is not an error: `logs`, `events` and
+`watch` end then with 0, and `run` and `submit` go on.
 
 {verbs}
 """

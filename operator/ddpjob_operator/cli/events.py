@@ -11,6 +11,7 @@ import yaml
 
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED, Output
+from ddpjob_operator.cli.reader import while_read
 from ddpjob_operator.cli.terminal import Style, print_note, styled, width
 from ddpjob_operator.follow.events import Happened, follow_events, read_happened
 from ddpjob_operator.follow.read import read_job
@@ -34,7 +35,7 @@ def show_events(cluster: Cluster, name: str, follow: bool, output: Output) -> in
             print(f"the cluster has no event of {name} any more; ddpjob why {name} reads its status", file=sys.stderr)
         return SUCCEEDED
 
-    return asked(cluster, ask)
+    return asked(cluster, while_read(ask))
 
 
 def _say(happened: Happened) -> None:

@@ -16,6 +16,7 @@ import yaml
 
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.parameters import FAILED, REFUSED, SUCCEEDED, Output
+from ddpjob_operator.cli.reader import while_read
 from ddpjob_operator.cli.terminal import print_line, print_note
 from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.follow.why import Answer
@@ -43,9 +44,7 @@ def show_folder_logs(folder: Path, name: str, wanted: Wanted, *, follow: bool) -
     since = "" if wanted.since_seconds is None else _ago(wanted.since_seconds)
     logs = FolderLogs(shared, name, wanted, since=since)
     try:
-        if not follow:
-            return _now(logs)
-        asyncio.run(_follow(logs))
+        return asyncio.run(while_read(_follow)(logs)) if follow else _now(logs)
     except NoTimes as error:
         print(
             f"error: --since: the lines of {error} have no times, as ddpjob run wrote it; give --tail", file=sys.stderr
@@ -53,7 +52,6 @@ def show_folder_logs(folder: Path, name: str, wanted: Wanted, *, follow: bool) -
         return REFUSED
     except KeyboardInterrupt:
         return 130
-    return SUCCEEDED if record_of(shared, name).phase == Phase.SUCCEEDED else FAILED
 
 
 def _ago(seconds: int) -> str:
@@ -74,9 +72,10 @@ def _now(logs: FolderLogs) -> int:
     return SUCCEEDED
 
 
-async def _follow(logs: FolderLogs) -> None:
+async def _follow(logs: FolderLogs) -> int:
     async for line in logs.follow():
         print_line(line)
+    return SUCCEEDED if record_of(logs.shared, logs.name).phase == Phase.SUCCEEDED else FAILED
 
 
 def job_in(folder: Path, name: str) -> Shared | None:

@@ -9,6 +9,7 @@ from functools import partial
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED
+from ddpjob_operator.cli.reader import while_read
 from ddpjob_operator.cli.terminal import print_line, print_note
 from ddpjob_operator.follow.job_lines import Volume, job_lines
 from ddpjob_operator.follow.lines import Wanted
@@ -41,7 +42,7 @@ def show_logs(cluster: Cluster, name: str, wanted: Wanted, follow: bool, volume:
             raise
         return await _code(read, wanted) if follow and volume.claim is None else SUCCEEDED
 
-    return asked(cluster, ask)
+    return asked(cluster, while_read(ask))
 
 
 async def _uid(client: Client, namespace: str, name: str) -> str | None:

@@ -34,6 +34,8 @@ class Pipe(io.RawIOBase):
         self._writer: threading.Thread | None = None
         self.failure: OSError | None = None
         """Why something could not be written; the first reason."""
+        self.is_unread = False
+        """Whether its reader has gone away."""
 
     def writable(self) -> bool:
         return True
@@ -96,6 +98,7 @@ class Pipe(io.RawIOBase):
             except BlockingIOError:  # a terminal that another program has left so
                 select.select([], [self._descriptor], [])
             except BrokenPipeError:
+                self.is_unread = True
                 nothing = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nothing, self._descriptor)
                 os.close(nothing)
@@ -131,6 +134,11 @@ def unwritten() -> OSError | None:
         return None
     sys.stdout.flush()
     return sys.stdout.pipe.failure
+
+
+def is_unread() -> bool:
+    """Whether the reader of standard output has gone away, as far as a line has shown that."""
+    return isinstance(sys.stdout, _Lasting) and sys.stdout.pipe.is_unread
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import sys
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.cli.on_cluster import Cluster, asked
 from ddpjob_operator.cli.parameters import FAILED, SUCCEEDED
+from ddpjob_operator.cli.reader import while_read
 from ddpjob_operator.follow.read import see
 from ddpjob_operator.follow.watch import watch
 from ddpjob_operator.follow.why import why
@@ -33,4 +34,4 @@ def show_watch(cluster: Cluster, name: str) -> int:
         print(why(await see(client, namespace, name)).text(), file=sys.stderr)
         return FAILED
 
-    return asked(cluster, ask)
+    return asked(cluster, while_read(ask))
