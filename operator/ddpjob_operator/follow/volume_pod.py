@@ -11,7 +11,7 @@ from typing import Any
 from ddpjob_operator.cluster import paths
 from ddpjob_operator.core.values.observed import PodPhase
 from ddpjob_operator.follow.lines import STAMPED, SoFar, in_utc
-from ddpjob_operator.follow.outage import is_passing
+from ddpjob_operator.follow.outage import SECONDS_WITHOUT_ANSWER, is_passing
 from ddpjob_operator.follow.table import printable, visible
 from ddpjob_operator.runtime.client import Client, Json
 from ddpjob_operator.runtime.errors import ApiError
@@ -99,9 +99,12 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
 
     A connection that breaks, as one that is silent for long may, is made again from the last line on. So is one that
     ends while the container runs: where a kubelet is restarted, the API server ends a log as if it were over.
+
+    Raises:
+        ApiError: the cluster refused, the pod is gone, or its kubelet gave no answer for five minutes.
     """
     so_far, query = SoFar(), {"container": container, "follow": "true", "timestamps": "true"}
-    goes_on = False
+    goes_on, since, clock = False, None, asyncio.get_running_loop().time
     while True:
         so_far.connected()
         try:
@@ -111,9 +114,15 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
                 stamp, _, text = raw.partition(" ")
                 if so_far.is_new(in_utc(stamp), text):
                     yield visible(text)
-            has_ended = True
+            has_ended, since = True, None
         except ApiError as error:
             if error.status and not (goes_on and is_passing(error)):  # the kubelet that is restarted does not answer
+                raise
+            if not error.status:
+                since = None
+            elif since is None:
+                since = clock()
+            elif clock() - since >= SECONDS_WITHOUT_ANSWER:  # the node is lost, and its pod runs until it is deleted
                 raise
             has_ended = False
         pod = await client.get(path, "pods")  # raises where the API server itself does not answer

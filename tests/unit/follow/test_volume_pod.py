@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddpjob_operator.follow import volume_pod
 from ddpjob_operator.runtime.errors import ApiError
@@ -123,6 +124,26 @@ async def test_a_kubelet_that_does_not_answer_is_an_error_once_the_container_has
 
     with pytest.raises(ApiError, match="connection refused"):
         await run(Away(*[{"phase": "Running"}] * 3, ended(0)))
+
+
+async def test_the_kubelet_of_a_lost_node_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server says that its pod runs, until the pod is deleted."""
+    monkeypatch.setattr(volume_pod, "SECONDS_WITHOUT_ANSWER", 0.0)
+    asked = list[str]()
+
+    class Lost(Pods):
+        async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+            asked.append(path)
+            if len(asked) in (2, 4, 5):
+                raise ApiError(502, "BadGateway", "dial tcp 10.0.0.2:10250: i/o timeout")
+            yield "2030-01-01T12:00:00Z step 20: ok"
+
+    said = list[str]()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        with pytest.raises(ApiError, match="i/o timeout"):
+            await run(Lost({"phase": "Running"}), said)
+    assert said == ["step 20: ok"]
+    assert len(asked) == 5, "what answers in between begins the time anew"
 
 
 async def test_a_container_that_a_webhook_has_injected_is_not_the_command() -> None:
