@@ -98,7 +98,8 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
     one, and an API server then refuses to choose.
 
     A connection that breaks, as one that is silent for long may, is made again from the last line on. So is one that
-    ends while the container runs: where a kubelet is restarted, the API server ends a log as if it were over.
+    ends while the container runs: where a kubelet is restarted, the API server ends a log as if it were over. What the
+    kubelet says in the place of a log that it does not have is a line, too.
 
     Raises:
         ApiError: the cluster refused, the pod is gone, or its kubelet gave no answer for five minutes.
@@ -106,10 +107,12 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
     so_far, query = SoFar(), {"container": container, "follow": "true", "timestamps": "true"}
     goes_on, since, clock = False, None, asyncio.get_running_loop().time
     while True:
+        instead = ""
         so_far.connected()
         try:
             async for raw in client.lines(f"{path}/log", **query):
                 if not STAMPED.match(raw):
+                    instead = raw
                     continue
                 stamp, _, text = raw.partition(" ")
                 if so_far.is_new(in_utc(stamp), text):
@@ -128,6 +131,8 @@ async def log_of(client: Client, path: str, container: str) -> AsyncGenerator[st
         pod = await client.get(path, "pods")  # raises where the API server itself does not answer
         goes_on = not parse_pod(pod).phase.final and _terminated(pod, container) is None
         if has_ended and not goes_on:
+            if instead and not so_far.stamp:
+                yield visible(instead)
             return
         query |= {"sinceTime": so_far.stamp} if so_far.stamp else {}
         await asyncio.sleep(SECONDS_BETWEEN_LOOKS)

@@ -146,6 +146,18 @@ async def test_the_kubelet_of_a_lost_node_is_not_asked_for_ever(monkeypatch: pyt
     assert len(asked) == 5, "what answers in between begins the time anew"
 
 
+async def test_what_a_kubelet_says_in_the_place_of_a_log_is_said() -> None:
+    """`snapshots verify` would print nothing, and end with exit code 0."""
+
+    class Forgotten(Pods):
+        async def lines(self, path: str, **query: str) -> AsyncIterator[str]:
+            yield "unable to retrieve container logs for containerd://5f"
+
+    said = list[str]()
+    assert await run(Forgotten({"phase": "Running"}, ended(0)), said) == 0
+    assert said == ["unable to retrieve container logs for containerd://5f"]
+
+
 async def test_a_container_that_a_webhook_has_injected_is_not_the_command() -> None:
     """An API server wants to know which one where there are several; the kubelet sorts them by name."""
     proxy = {"name": "istio-proxy", "state": {"terminated": {"exitCode": 137}}}
