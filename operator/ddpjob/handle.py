@@ -85,6 +85,7 @@ class AsyncJob:
             ApiError: there is no such job, the pod may not be made or did not start within three minutes, or its image
                 is older than this.
         """
+        await self.read()  # raises where another job has its name now
         return await snapshots_on_volume(self._client, self.namespace, self.name, image)
 
     async def why(self) -> Answer:

@@ -223,8 +223,9 @@ async def test_the_job_that_replaces_the_one_that_is_watched_ends_the_watching(
         lambda found: found.suspend(),
         lambda found: found.cancel(),
         lambda found: anext(found.logs()),
+        lambda found: found.snapshots(),
     ],
-    ids=["wait", "watch", "why", "suspend", "cancel", "logs"],
+    ids=["wait", "watch", "why", "suspend", "cancel", "logs", "snapshots"],
 )
 async def test_a_handle_is_of_its_job_and_not_of_another_one_that_has_the_name_now(
     server: Server, client: Client, ask: Callable[[AsyncJob], Awaitable[object]]
