@@ -353,6 +353,8 @@ def test_where_no_rank_with_the_state_is_left_one_pod_ends_and_the_other_waits(
     lost = tuple(Member(f"lost-{rank}", rank, 0, "127.0.0.1", free_port()) for rank in range(2))
     views = shared / "checkpoints" / "digits" / "views" / Attempt(1763704000, 0, "0b0c").name
     Register(views).propose(View(0, lost, lost[0].id, "127.0.0.1", 1))
+    for rank in range(2):  # both places have new processes, however late one of these two pods starts
+        Register(views).enter(Member(f"new-{rank}", rank, 0, "127.0.0.1", free_port()))
     pods = []
     for rank in range(2):
         place(tmp_path / f"place{rank}", attempt=0, node_rank=rank, nodes=2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +20,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from ddp_trainer.contract.exit_codes import LiveRecoveryFailed
 from ddp_trainer.contract.outcomes import classify
 from ddp_trainer.live import deciding, questions, views
-from ddp_trainer.live.deciding import Finished
+from ddp_trainer.live.deciding import Finished, Unreached
 from ddp_trainer.live.membership import Membership
 from ddp_trainer.live.register import Register
 from ddp_trainer.live.views import Member, View
@@ -70,12 +72,71 @@ def propose(folder: Path, *members: Member) -> View:
 def test_new_processes_give_up_where_no_process_with_the_state_is_left(start: Start, folder: Path) -> None:
     propose(folder, ended(0), ended(1))
     first, second = start(0), start(1)
+    Register(folder).enter(second.own)
     with pytest.raises(LiveRecoveryFailed, match="no rank that has the state answers") as failed:
         first.begin(2)
     assert classify(failed.value) == (1, "LiveRecoveryFailed")
     with pytest.raises(RuntimeError, match="no rank that has the state answers") as peer_lost:
         second.begin(2)
     assert classify(peer_lost.value) == (1, "PeerLost"), "its pod would not wait for the next attempt"
+
+
+def test_a_new_process_gives_up_where_all_that_had_the_state_have_ended_in_place(start: Start, folder: Path) -> None:
+    """They lost a peer before they could go on, as while the snapshot was loaded. Their pods wait for the next attempt,
+    so that no other process gets their place. Of two ranks in a pod, torchrun has ended one before it could say so.
+    """
+    first, second, third = start(0), start(1), start(2)
+    mate = replace(ended(1), id="mate", local_rank=1)
+    for member in (first.own, second.own, mate):
+        Register(folder).enter(member)
+    propose(folder, first.own, second.own, mate)
+    first.stop()
+    second.stop()
+    with pytest.raises(LiveRecoveryFailed, match="no rank that has the state answers"):
+        third.begin(4)
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError, TimeoutError])
+def test_a_new_process_that_reaches_none_of_those_that_train_ends_alone(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    """Its pod's network does not work yet: a policy or a proxy drops its connections, or refuses them."""
+    monkeypatch.setattr(views, "SILENT_SECONDS", 0.1)
+    first, second = start(0), start(1)
+    for member in (first.own, second.own):
+        Register(folder).enter(member)
+    first.view = second.view = propose(folder, first.own, second.own)
+    cut_off, connect = start(2), socket.create_connection
+
+    def refused(address: tuple[str, int], *arguments: object, **options: object) -> socket.socket:
+        if threading.current_thread().name == "live watch":
+            return connect(address, timeout=PATIENCE_SECONDS)
+        raise error(address)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "create_connection", refused)
+        with pytest.raises(Unreached, match="none of the 2 ranks of view 0") as failed:
+            cut_off.begin(3)
+    assert classify(failed.value) == (1, "WorkerException"), "the operator would not replace this pod alone"
+    assert Register(folder).given_up is None
+    assert questions.ask(first.own, {"ask": "alive"}) is questions.Heard.ANSWER
+
+
+def test_a_new_process_that_cannot_use_its_volume_ends_alone(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mount of one pod may be stale, or read-only."""
+    propose(folder, start(0).own)
+    new = start(1)
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Register, "enter", stale)
+    with pytest.raises(OSError, match="Stale file handle") as failed:
+        new.begin(2)
+    assert classify(failed.value) == (1, "WorkerException"), "the operator would not replace this pod alone"
+    assert Register(folder).given_up is None
 
 
 def test_a_new_process_that_was_answered_looks_again_as_long_as_at_first(

@@ -68,6 +68,12 @@ class Finished(Exception):
     """The others have come to the end without this process, which replaces one that was lost, or was cut off."""
 
 
+class Unreached(Exception):
+    """This process is new, and reaches no rank that has the state. They may go on without it, so only this process has
+    to end, and its pod is replaced: no LiveRecoveryFailed, which ends the attempt.
+    """
+
+
 def begin_look_seconds(members: int) -> float:
     """How long one of so many ranks waits between two looks for the first view."""
     return min(max(BEGIN_LOOK_SECONDS, members / BEGIN_LOOKS_A_SECOND), LONGEST_BEGIN_LOOK_SECONDS)
@@ -171,7 +177,7 @@ class Deciding:
 
     def joined(self, view: View, *, is_new: bool) -> View:
         """The first view that has this process; it asks those that go on in `view`. Raises Excluded unless it `is_new`,
-        and Finished.
+        Finished, and Unreached.
 
         Where it `is_new`, it is in none before its whole pod has asked the same member.
         """
@@ -187,10 +193,22 @@ class Deciding:
                 raise Finished("training has come to its end before this process could join")
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > ALONE_SECONDS:
-                self.give_up(f"no rank that has the state answers: those of view {view.number} are lost")
+                self._end_unreached(view)
             time.sleep(VOLUME_SECONDS)
             view = self.newest() or view
         return view
+
+    def _end_unreached(self, view: View) -> NoReturn:
+        """End this process, which is new; and the attempt where the volume knows that no member of `view` goes on. That
+        none answers does not show it: the network of this pod alone may not work (yet).
+        """
+        if self._register.are_gone(view.members):
+            self.give_up(f"no rank that has the state answers: those of view {view.number} are lost")
+        raise Unreached(
+            f"this pod reaches none of the {len(view.members)} ranks of view {view.number}, such as "
+            f"{view.members[0].host}: check whether the network of its node, a network policy or a proxy keeps "
+            "the pods of this job apart"
+        )
 
     def _asked(self, member: Member, view: View) -> View | None:
         """What follows `view`, in which `member` is; None if that one is lost. `view` itself where one before it has

@@ -130,6 +130,8 @@ class Membership:
         self._is_leaving.set()
         self._is_stopped.set()
         self._listener.close()
+        with contextlib.suppress(OSError):  # the volume may be why it ends
+            self._register.leave(self.own.id)
 
     def depart(self) -> None:
         """Leave for good: the others learn at once that this process has ended."""
@@ -142,10 +144,10 @@ class Membership:
         """Form the first view, of `members` ranks, or join the view that there is: this process replaces one.
 
         The process in place (0, 0) proposes the first view once all places have registered. Raises Finished,
-        LiveRecoveryFailed, and RuntimeError where ranks did not come.
+        Unreached, LiveRecoveryFailed, RuntimeError where ranks did not come, and OSError where the volume cannot be
+        used: those that train may well use it, so only this process ends.
         """
-        with volume_used():
-            self._settle(self._deciding.first(members))
+        self._settle(self._deciding.first(members))
 
     def leave(self) -> None:
         """Leave the group: no collective of it, under way or to come, waits for another rank any more."""

@@ -2,6 +2,7 @@
 
     checkpoints/<job>/views/<fencing token>/00000003.json      view 3
     checkpoints/<job>/views/<fencing token>/present-0-0.json   the newest process in a place, before the first view
+    checkpoints/<job>/views/<fencing token>/left-<id>          this process takes no part any more: it ends
     checkpoints/<job>/views/<fencing token>/finished           training has come to its end
     checkpoints/<job>/views/<fencing token>/given-up           why the ranks cannot go on in this attempt
 
@@ -16,7 +17,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,7 @@ from ddp_trainer.snapshots.trust.fence import Attempt
 from ddp_trainer.snapshots.trust.names import job_directory
 
 FOLDER: Final = "views"
+LEFT: Final = "left-"
 FINISHED: Final = "finished"
 GIVEN_UP: Final = "given-up"
 
@@ -56,6 +58,23 @@ class Register:
         found = (read_json(path) for path in self._folder.glob("present-*.json"))
         members = [Member(**member) for member in found if member is not None]
         return {member.place: member for member in members}
+
+    def leave(self, member: str) -> None:
+        """Say that the process with this id takes no part any more."""
+        (self._folder / f"{LEFT}{member}").touch()
+
+    def are_gone(self, members: Sequence[Member]) -> bool:
+        """Whether none of `members` goes on: of each pod one has left, or a newer process has its place, as the
+        operator gives it only where the pod is lost.
+        """
+        present = self.entered()
+        left = {path.name.removeprefix(LEFT) for path in self._folder.glob(f"{LEFT}*")}
+        gone = {
+            (member.node_rank, member.pod)
+            for member in members
+            if member.id in left or present.get(member.place, member).id != member.id
+        }
+        return all((member.node_rank, member.pod) in gone for member in members)
 
     def finish(self) -> None:
         """Say that training has come to its end: there will be no other view."""

@@ -79,6 +79,17 @@ def test_a_pod_that_leaves_when_it_is_asked_to_stop_is_replaced_once(given: dict
     assert ((there.disruptions or 0), (there.restarts or 0)) == ((1, 0) if given else (0, 1))
 
 
+def test_a_new_pod_that_does_not_reach_the_others_is_replaced_alone() -> None:
+    first = look(running(), [make_pod(0), failed(1, 1, "WorkerKilled"), make_pod(2)])
+    there = look(first.status, [make_pod(0), new(1), make_pod(2)], seconds=1)
+    cut_off = replace(failed(1, 1, "WorkerException"), uid="new-1")
+    again = look(there.status, [make_pod(0), cut_off, make_pod(2)], seconds=30)
+    assert (again.status.attempt, again.status.restarts) == (0, 2)
+    assert again.status.internal.lost_pods == {"new-1": 1}
+    alone = look(there.status, [failed(0, 1, "WorkerException"), cut_off, failed(2, 1, "WorkerException")], seconds=30)
+    assert alone.status.attempt == 1, "none is left with the state"
+
+
 def test_a_second_loss_before_the_replacement_runs_is_replaced_too() -> None:
     first = look(running(), [make_pod(0), failed(1, 1, "WorkerKilled"), make_pod(2)])
     second = look(first.status, [make_pod(0), new(1, "Pending"), failed(2, 1, "WorkerKilled")])
