@@ -159,6 +159,30 @@ def test_each_way_to_fail_has_its_exit_code_and_its_reason(start_pod, script, co
     assert words in message["message"]
 
 
+@pytest.mark.parametrize("leave", ["os._exit(143)", "sys.exit(143)"])
+def test_a_script_that_exits_as_preempted_without_being_asked_has_failed(start_pod, leave):
+    """It passes on how a program has ended, say. As a disruption it would be restarted without an end."""
+    pod = start_pod(f"import os, sys; {leave}")
+    assert pod.wait() == 1
+    assert (pod.message["reason"], pod.message["signal"], pod.message["rank"]) == ("WorkerKilled", "SIGTERM", 0)
+    assert "exited with code 143 (128 + SIGTERM" in pod.message["message"]
+
+
+def test_a_rank_that_has_noted_sigterm_may_exit_as_preempted(start_pod):
+    """A person has sent it to this rank alone, and not to the launcher."""
+    pod = start_pod(
+        """
+        import os, signal, sys
+        from ddp_trainer.rank.stop_request import StopRequest
+        StopRequest().listen()
+        os.kill(os.getpid(), signal.SIGTERM)
+        sys.exit(143)
+        """
+    )
+    assert pod.wait() == 143
+    assert pod.message["reason"] == "Preempted"
+
+
 @pytest.mark.parametrize("leave", ["os._exit(137)", "sys.exit(137)"])
 def test_an_exit_code_that_stands_for_a_signal_is_read_as_one(start_pod, leave):
     pod = start_pod(f"import os, sys; {leave}")

@@ -190,7 +190,10 @@ def exit_text(error: SystemExit) -> str | None:
 
 
 def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: int) -> dict[str, Any]:
-    """The record of a rank that ended by `error`, or in order (None)."""
+    """The record of a rank that ended by `error`, or in order (None).
+
+    A message with exit code 143 says that the script chose this code: maybe nobody has asked it to stop.
+    """
     code, reason = (EXIT_OK, "Completed") if error is None else classify(error)
     outcome: dict[str, Any] = {
         "version": 1,
@@ -205,7 +208,7 @@ def outcome_of(error: BaseException | None, *, rank: int, local_rank: int, pid: 
         "traceback": None,
         "cut": None,
     }
-    if error is None or code in (EXIT_OK, EXIT_PREEMPTED):
+    if error is None or code == EXIT_OK or (code == EXIT_PREEMPTED and not isinstance(error, SystemExit)):
         return outcome
     if isinstance(error, SystemExit):
         outcome["message"] = exit_text(error) or f"exited with code {_exit_code(error)}{_on_lost_peer(error)}"

@@ -13,6 +13,7 @@ from ddp_trainer.contract.exit_codes import EXIT_PREEMPTED
 from ddp_trainer.contract.standard_error import flush_streams
 
 _preempted_after: int | None = None
+_has_come = False
 
 
 class StopRequest:
@@ -36,7 +37,8 @@ class StopRequest:
         return signal.getsignal(signal.SIGTERM) == self._note
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self.raised = True
+        global _has_come
+        self.raised = _has_come = True
 
     def _leave_to_child(self) -> None:
         """A process that the script forks, such as a daemon, is ended by SIGTERM, as it expects: it saves nothing."""
@@ -58,6 +60,11 @@ def leave_as_preempted(step: int) -> None:
 def preempted_after() -> int | None:
     """The step after which this process was asked to leave, if it was."""
     return _preempted_after
+
+
+def is_asked_to_stop() -> bool:
+    """Whether this process has noted SIGTERM, or agreed with others to stop. A script's own handler is not known."""
+    return _has_come or _preempted_after is not None
 
 
 def _exit_preempted() -> None:

@@ -44,7 +44,7 @@ from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 from ddp_trainer.rank.failures import behind_exit, call_hook, failed
 from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
-from ddp_trainer.rank.stop_request import preempted_after
+from ddp_trainer.rank.stop_request import is_asked_to_stop, preempted_after
 from ddp_trainer.rank.unfinished_saves import UnfinishedSaves
 from ddp_trainer.rank.volume_imports import hide_folders
 from ddp_trainer.rank.whole_saves import save_whole_files
@@ -126,6 +126,8 @@ def _outcome(own: RankEnvironment, failure: BaseException | None) -> dict[str, A
     if preempted_after() is not None and (failure is None or classify(failure)[0] == EXIT_OK):
         # a loop of the user's own that left in order, as it was asked to: it is not done
         failure = Preempted(f"asked to stop after step {preempted_after()}")
+    if isinstance(failure, SystemExit) and classify(failure)[0] == EXIT_PREEMPTED and is_asked_to_stop():
+        failure = Preempted("asked to stop")
     return outcome_of(failure, rank=own.rank, local_rank=own.local_rank, pid=os.getpid())
 
 

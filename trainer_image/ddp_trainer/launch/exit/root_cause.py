@@ -22,6 +22,10 @@ EXCLUDED: Final = "ddp_trainer.live.deciding.Excluded"
 """The exception of a rank that the others went on without, such as one whose pod has lost another rank."""
 
 
+_KILLED: Final = (EXIT_FAILED, "WorkerKilled")
+"""Exit code and reason for 143 from a script that nobody has asked to stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExitEvidence:
     """All that is known once no rank of the pod runs any more. Local ranks index `stderr`."""
@@ -83,15 +87,17 @@ def find_cause(evidence: ExitEvidence) -> ExitCause:
 
 
 def _find_cause(evidence: ExitEvidence) -> ExitCause:
-    if evidence.stall is not None:
+    is_unasked = bool(_unasked(evidence)) and evidence.nodes == 1  # of several nodes all ranks may have agreed to stop
+    if evidence.stall is not None and not is_unasked:
         rank, account = evidence.stall
         return ExitCause(EXIT_FAILED, "Stalled", account, rank=rank, local_rank=_local_rank(evidence, rank))
     if evidence.peer_stall is not None:
         return ExitCause(EXIT_FAILED, "PeerLost", evidence.peer_stall)
     good = [outcome for outcome in evidence.outcomes if outcome["exitCode"] in (EXIT_OK, EXIT_PREEMPTED)]
-    if len(good) == evidence.procs or (
+    is_good = len(good) == evidence.procs or (
         evidence.agent_code == EXIT_OK and not evidence.failures and len(good) == len(evidence.outcomes)
-    ):
+    )
+    if is_good and not is_unasked:
         preempted = any(outcome["exitCode"] == EXIT_PREEMPTED for outcome in good)
         return (
             _preempted(evidence)
@@ -118,6 +124,15 @@ def _absent(cause: _Suspect, suspects: Sequence[_Suspect]) -> ExitCause | None:
     rank = stopped[0].rank
     message = f"rank {rank} did not join a collective in time; {cause.cause.message}"
     return replace(cause.cause, message=message, rank=rank, local_rank=stopped[0].local_rank)
+
+
+def _unasked(evidence: ExitEvidence) -> Sequence[Mapping[str, Any]]:
+    """Records of ranks whose script has chosen exit code 143, though no SIGTERM came to this pod, and no rank noted one
+    or agreed to stop: the script passes on how a program has ended. To restart it for free would have no end.
+    """
+    preempted = [outcome for outcome in evidence.outcomes if outcome["exitCode"] == EXIT_PREEMPTED]
+    agreed = any(outcome["message"] is None for outcome in preempted)
+    return () if evidence.stop_requested or agreed else preempted
 
 
 def _completed(evidence: ExitEvidence) -> ExitCause:
@@ -178,8 +193,10 @@ class _Kind(IntEnum):
     """How likely a failure is the cause: the lower, the likelier."""
 
     OWN = 0
-    PEER_LOST = 1
-    STOPPED = 2
+    UNASKED = 1
+    """Exit code 143, although nobody has asked for it. An error of another rank says more."""
+    PEER_LOST = 2
+    STOPPED = 3
     """By torchrun or by the launcher, after another rank had failed."""
 
 
@@ -192,7 +209,7 @@ class _Suspect:
 
     @property
     def is_consequence(self) -> bool:
-        return self.kind is not _Kind.OWN
+        return self.kind in (_Kind.PEER_LOST, _Kind.STOPPED)
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -202,7 +219,7 @@ class _Suspect:
 
 def _suspects(evidence: ExitEvidence) -> list[_Suspect]:
     recorded = {outcome["rank"]: outcome for outcome in evidence.outcomes}
-    suspects = []
+    suspects = [_Suspect(_by_record(one, evidence), _Kind.UNASKED, one["time"], 0) for one in _unasked(evidence)]
     for outcome in recorded.values():
         if outcome["exitCode"] not in (EXIT_OK, EXIT_PREEMPTED):
             cause = _by_record(outcome, evidence)
@@ -221,7 +238,10 @@ def _suspects(evidence: ExitEvidence) -> list[_Suspect]:
 
 
 def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
-    rank, local_rank, reason = outcome["rank"], outcome["localRank"], outcome["reason"]
+    rank, local_rank = outcome["rank"], outcome["localRank"]
+    exit_code, reason = outcome["exitCode"], outcome["reason"]
+    if exit_code == EXIT_PREEMPTED:
+        exit_code, reason = _KILLED
     name, text = outcome["exception"], outcome["message"]
     after = _after(evidence.heartbeats, rank)
     if reason in ("UserError", "Fenced", "LossNotFinite", "LiveRecoveryFailed") and name is not None:
@@ -240,7 +260,7 @@ def _by_record(outcome: Mapping[str, Any], evidence: ExitEvidence) -> ExitCause:
     if reason == "PeerLost":
         message += _finished_before(evidence)
     return ExitCause(
-        exit_code=outcome["exitCode"],
+        exit_code=exit_code,
         reason=reason,
         message=message,
         rank=rank,
@@ -258,6 +278,8 @@ def _by_exit_code(failure: Mapping[str, Any], evidence: ExitEvidence) -> ExitCau
     after, tail = _after(evidence.heartbeats, rank), _stderr_tail(evidence, local_rank)
     if code >= 0:
         (exit_code, reason), name = classify_exit(code), signal_of(code)
+        if code == EXIT_PREEMPTED and evidence.nodes == 1 and not evidence.stop_requested:
+            exit_code, reason = _KILLED
         message = f"rank {rank} exited with code {code}{_passed_on(code)}{after} without a Python exception{tail}"
     else:
         name, exit_code, reason = _signal_name(-code), EXIT_FAILED, "WorkerKilled"
