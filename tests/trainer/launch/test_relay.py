@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -24,6 +25,38 @@ def test_a_line_that_is_passed_on_in_parts_has_one_prefix(tmp_path: Path, capfd:
     relay.close()
     long = "a" * 40_000 + "b" * 40_000 + "c"
     assert capfd.readouterr().out.splitlines() == [f"{PREFIX}first", f"{PREFIX}{long}", f"{PREFIX}last"]
+
+
+def test_a_rank_that_writes_without_a_pause_does_not_keep_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launcher's one thread has SIGTERM to pass on."""
+    relay = Relay(tmp_path / "pipe", "stdout")
+    reads = 0
+
+    def full(_: int, size: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        assert reads < 100, "it reads on as long as the rank writes"
+        return b"a\n" * (size // 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", full)
+        assert relay.relay(), "there may be more"
+    assert not relay.relay()
+    relay.close()
+    assert capfd.readouterr().out.startswith("a\na\n")
+
+
+def test_all_that_is_there_is_passed_on_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    relay = Relay(tmp_path / "pipe", "stdout")
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)
+    size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 1 << 19)
+    os.write(writer, b"a\n" * (size // 2))
+    relay.drain()
+    os.close(writer)
+    relay.close()
+    assert capfd.readouterr().out == "a\n" * (size // 2)
 
 
 def test_what_python_says_of_the_shared_memory_of_a_crashed_rank_is_passed_on_and_not_kept(

@@ -25,6 +25,8 @@ TELLING_LINES: Final = 8
 TELLING_SECONDS: Final = 600.0
 """How long before the end they may be. NCCL's watchdog writes its own records for minutes before it aborts."""
 _CHUNK: Final = 65536
+_CHUNKS_AT_ONCE: Final = 4
+"""A rank may write as fast as this process reads, which has other things to do, such as to pass on SIGTERM."""
 _LONGEST_LINE: Final = 65536
 """Of what is longer, parts are passed on."""
 
@@ -56,20 +58,22 @@ class Relay:
     def fileno(self) -> int:
         return self._fd
 
-    def relay(self) -> None:
-        """Pass on everything that is there; never blocks on the rank."""
-        while True:
+    def relay(self) -> bool:
+        """Pass on what is there, up to a limit; never blocks on the rank. Whether there may be more."""
+        for _ in range(_CHUNKS_AT_ONCE):
             try:
                 chunk = os.read(self._fd, _CHUNK)
             except BlockingIOError:
-                return
+                return False
             self._pass_on(chunk)
             if len(chunk) < _CHUNK:
-                return
+                return False
+        return True
 
     def drain(self) -> None:
-        """The same once no rank writes any more: a last line without an end counts."""
-        self.relay()
+        """Pass on all that is there once no rank writes any more: a last line without an end counts."""
+        while self.relay():
+            pass
         if self._partial:
             self._pass_on(b"\n")
 
