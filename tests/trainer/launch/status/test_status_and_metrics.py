@@ -350,6 +350,19 @@ def test_each_page_answers(server, path, body):
         assert response.read() == body
 
 
+def test_connections_for_which_no_thread_could_be_started_leave_their_places_to_others(server, monkeypatch):
+    def refused(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        for _ in range(MOST_CONNECTIONS):
+            with pytest.raises(OSError):
+                urllib.request.urlopen(server + "/healthz", timeout=60)
+    with urllib.request.urlopen(server + "/healthz", timeout=60) as response:
+        assert response.read() == b"ok\n"
+
+
 def test_connections_beyond_the_most_are_closed_and_the_next_are_served_again(server):
     address = urlsplit(server)
     open_ones = [socket.create_connection((address.hostname, address.port)) for _ in range(MOST_CONNECTIONS)]

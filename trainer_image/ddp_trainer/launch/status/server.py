@@ -37,10 +37,14 @@ class StatusServer(ThreadingHTTPServer):
         super().__init__(("::" if self.address_family == socket.AF_INET6 else "0.0.0.0", port), _Handler)  # noqa: S104
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # such as RuntimeError where no thread can be started now
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
