@@ -19,7 +19,7 @@ from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.json_files import write_json
 from ddp_trainer.launch import gang_watch
 from ddp_trainer.launch.accounts import Accounts, Answers, Folder
-from ddp_trainer.launch.gang_watch import GangWatch
+from ddp_trainer.launch.gang_watch import GangWatch, Stall
 from ddp_trainer.launch.watchdog import Rank
 
 
@@ -190,6 +190,21 @@ def test_the_message_names_the_file_of_all_nodes_only_where_it_was_saved(pod, mo
     pod.log_dir.write_text("no folder can be here")
     not_saved = watch.save_stacks(watch._agreed(agreed | {"file": watch._save_all(answers, "title")}))
     assert not_saved.message.endswith(f"Stacks: {pod.run_dir / own}")
+    watch.close()
+
+
+def test_a_stall_is_reported_without_its_stacks_where_no_thread_can_be_started(pod, monkeypatch) -> None:
+    watch = GangWatch(pod)
+    watch._stacks = time.monotonic(), {0: 'Current thread:\n  File "/opt/app/train.py", line 3 in wait\n'}
+    stall = Stall(0, "rank 0 made no progress", here=True)
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        message = watch.save_stacks(stall).message
+    assert message.endswith("Stacks: could not be saved")
     watch.close()
 
 

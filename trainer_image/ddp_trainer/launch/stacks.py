@@ -97,7 +97,9 @@ def _empty(path: Path) -> None:
 
 
 def save_stacks(texts: Mapping[int, str], title: str, directories: list[Path], name: str) -> Path | None:
-    """Write one file into the first directory that takes it within COPY_SECONDS, None if none does."""
+    """Write one file into the first directory that takes it within COPY_SECONDS, None if none does, or no thread can
+    be started.
+    """
     body = [title, ""]
     for rank, text in sorted(texts.items()):
         body += [f"==== rank {rank} ====", text or "no stack: the process did not answer", ""]
@@ -114,7 +116,10 @@ def save_stacks(texts: Mapping[int, str], title: str, directories: list[Path], n
 
         # a hung network volume blocks its writer for good, so the writer is a thread that may be left behind
         writer = threading.Thread(target=write, daemon=True)
-        writer.start()
+        try:
+            writer.start()
+        except RuntimeError:  # no thread can be started now
+            return None
         writer.join(COPY_SECONDS)
         if saved.is_set():
             return directory / name
