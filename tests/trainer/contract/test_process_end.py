@@ -222,6 +222,22 @@ context.Process(target=upload, args=(1000,), name="upload").start()
     assert re.fullmatch(r"its processes upload \(\d+\), still at work 0.3 s after the script", outcome["cut"])
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("change", ["os.environ.pop('DDPJOB_RUN_DIR')", "os.environ['RANK'] = '3'"])
+def test_what_a_script_does_to_its_environment_does_not_keep_its_process(tmp_path: Path, change: str) -> None:
+    script = f"""
+import os, threading, time
+from ddp_trainer.contract import unfinished
+unfinished.END_SECONDS = 0.3
+threading.Thread(target=time.sleep, args=(1000,), name="sleeps").start()
+{change}
+"""
+    ended = run_rank(script, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (outcome,) = read_outcomes(tmp_path / "run")
+    assert outcome["cut"].endswith("with the threads MainThread, sleeps")
+
+
 def test_a_process_outlasts_the_helpers_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would leave them: both were given the same time, and a process on a busy machine was the first to go."""
     monkeypatch.setattr(unfinished, "WORK_SECONDS", 0.0)

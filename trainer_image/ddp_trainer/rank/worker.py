@@ -52,12 +52,15 @@ from ddp_trainer.rank.work_folder import enter_work_folder
 
 _exit: Final = os._exit
 _has_record = False
+_own: RankEnvironment | None = None
+"""As it was before the script, which may change the environment."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one rank; returns the exit code towards torchrun."""
+    global _own
     number_live_rank(os.environ)
-    own = parse_rank(os.environ)
+    own = _own = parse_rank(os.environ)
     if own.agent_pid is not None:
         die_with(own.agent_pid)
     assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
@@ -184,9 +187,9 @@ def record_exec(own: RankEnvironment) -> None:
 
 def cut(text: str) -> None:
     """Leave on record what was ended although it may not have been done, after the script of this rank had returned."""
-    own = parse_rank(os.environ)
-    assert own.run_dir is not None
-    record_cut(own.run_dir, own.rank, text)
+    assert _own is not None
+    assert _own.run_dir is not None
+    record_cut(_own.run_dir, _own.rank, text)
 
 
 def run_target(kind: str, name: str, args: Sequence[str]) -> None:
