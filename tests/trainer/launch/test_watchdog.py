@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_trainer.launch.stacks import collective, innermost_frame, script_stack
+from ddp_trainer.contract import run_dir
+from ddp_trainer.launch.stacks import collective, dump_stacks, innermost_frame, script_stack
 from ddp_trainer.launch.watchdog import Limits, Rank, stalled
 
 LIMITS = Limits(min_seconds=30, max_seconds=1800)
@@ -306,3 +310,29 @@ def test_the_work_for_a_verdict_grows_with_the_ranks_not_with_their_square(funct
         return Counted.reads
 
     assert reads(400) < 5 * reads(100)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("closes", [False, True], ids=["as it is", "closed by the script"])
+def test_stacks_never_go_into_a_file_of_the_script(tmp_path: Path, closes: bool) -> None:
+    stacks, data = run_dir.stack_file(tmp_path, 0), tmp_path / "data"
+    stacks.parent.mkdir()
+    script = f"""
+import faulthandler, os, time
+from pathlib import Path
+faulthandler.register({int(run_dir.STACK_SIGNAL)}, file=open({str(stacks)!r}, "a"), all_threads=True, chain=False)
+if {closes}:  # as a daemon does
+    os.closerange(3, 256)
+files = [open({str(data)!r}, "ab") for _ in range(8)]
+print("ready", flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            texts = dump_stacks(tmp_path, {0: process.pid})
+        finally:
+            process.kill()
+    assert data.read_bytes() == b""
+    assert ("Current thread" in texts[0]) is not closes

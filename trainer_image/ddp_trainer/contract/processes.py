@@ -102,6 +102,22 @@ def command(pid: int) -> str:
     return words.decode(errors="replace")[:80]
 
 
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has this file open, as far as its descriptors can be read; they are not followed, since some
+    may be of a volume that does not answer.
+    """
+    try:
+        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return True
+    file = path.resolve()
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            if descriptor.readlink() == file:
+                return True
+    return False
+
+
 def removes_shared_memory(pid: int) -> bool:
     """Whether it removes what other processes have left in /dev/shm once these have ended, and ends then: the resource
     tracker of multiprocessing, and torch's manager for its sharing strategy `file_system`.

@@ -31,7 +31,8 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 def dump_stacks(run_dir: Path, pids: Mapping[int, int], *, go_on: bool = True) -> dict[int, str]:
     """Ask the ranks (local rank → pid) for their stacks: local rank → text, empty for one that gave none.
 
-    Without `go_on` a rank that was stopped stays so, and gives none.
+    Without `go_on` a rank that was stopped stays so, and gives none. Nor does one whose script has closed the file: its
+    stacks would go into whatever file has that descriptor now.
     """
     for local in pids:
         _empty(stack_file(run_dir, local))
@@ -39,7 +40,8 @@ def dump_stacks(run_dir: Path, pids: Mapping[int, int], *, go_on: bool = True) -
     if not go_on:
         pids = {local: pid for local, pid in pids.items() if local not in stopped}
         stopped = {}
-    processes.send(pids.values(), STACK_SIGNAL)
+    answering = [pid for local, pid in pids.items() if processes.has_open(pid, stack_file(run_dir, local))]
+    processes.send(answering, STACK_SIGNAL)
     # First those that can answer: a stopped rank that goes on lets the others leave the place where they waited for it.
     texts = _collect(run_dir, pids.keys() - stopped.keys(), ANSWER_SECONDS)
     processes.send(stopped.values(), signal.SIGCONT)
