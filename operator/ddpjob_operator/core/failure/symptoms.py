@@ -35,7 +35,7 @@ class Symptom:
     advice: str
     of: frozenset[str] = GENERAL
     changes: bool = False
-    """The next attempt does it differently, so that a second one is no repetition."""
+    """The next attempt does it differently, or it is not the program's doing: a second one is no repetition."""
 
 
 _SCRIPT_XIDS = frozenset({13, 31, 43, 45, 68, 109})
@@ -270,6 +270,13 @@ _RANKS = (
         r"gloo.{0,200}unable to find (address|interface) for",
         "",
         "gloo found no such network interface on this node: correct or remove GLOO_SOCKET_IFNAME.",
+    ),
+    Symptom(
+        r"this pod reaches none of the \d+ ranks of view",
+        "",
+        "The new pod cannot connect to the pods that train: check the NetworkPolicies of the namespace, the network of "
+        "its node, and that no service mesh is between them.",
+        changes=True,
     ),
     Symptom(
         r"gloo connectfullmesh failed",

@@ -33,6 +33,12 @@ def case(source: str, reason: str, text: str, raw: str = "WorkerException") -> A
 
 CASES = [
     case(
+        "ddp_trainer/live/deciding.py",
+        "WorkerException",
+        "rank 1 raised ddp_trainer.live.deciding.Unreached: this pod reaches none of the 2 ranks of view 4, such as "
+        "10.0.0.3: check whether the network of its node, a network policy or a proxy keeps the pods of this job apart",
+    ),
+    case(
         "ddp_trainer/client/run.py",
         "WorkerException",
         "rank 0 raised RuntimeError after step 46: the final snapshot of step 46 could not be saved: snapshot of step "

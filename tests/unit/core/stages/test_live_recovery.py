@@ -90,6 +90,19 @@ def test_a_new_pod_that_does_not_reach_the_others_is_replaced_alone() -> None:
     assert alone.status.attempt == 1, "none is left with the state"
 
 
+def test_a_job_does_not_fail_for_a_place_whose_pods_do_not_reach_the_others() -> None:
+    """The same error before the first step, again and again; but the others train."""
+    words = "rank 1 raised Unreached: this pod reaches none of the 2 ranks of view 0, such as 10.0.0.3: check whether …"
+    said = make_report(message=words, seconds={"startup": 12.0}, time=later(20).timestamp())
+    others, status = [make_pod(0), make_pod(2)], running()
+    for time in range(4):
+        cut_off = replace(make_pod(1, "Failed", termination=ended(1, said)), uid=f"new-{time}")
+        status = look(status, [*others, cut_off], seconds=30 + time).status
+        there = replace(make_pod(1), uid=f"new-{time + 1}")
+        status = look(status, [*others, there], seconds=30 + time).status
+    assert (status.phase, status.attempt, status.restarts) == (Phase.RUNNING, 0, 4)
+
+
 def test_a_second_loss_before_the_replacement_runs_is_replaced_too() -> None:
     first = look(running(), [make_pod(0), failed(1, 1, "WorkerKilled"), make_pod(2)])
     second = look(first.status, [make_pod(0), new(1, "Pending"), failed(2, 1, "WorkerKilled")])
