@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """A process of the gang; the waits are short."""
     monkeypatch.setattr(deciding, "ALONE_SECONDS", 0.1)
+    monkeypatch.setattr(deciding, "UNREACHED_SECONDS", 0.5)
     monkeypatch.setattr(deciding, "VOLUME_SECONDS", 0.05)
     monkeypatch.setattr(views, "REPLACEMENT_SECONDS", 0.1)
     monkeypatch.setattr(views, "MINORITY_SECONDS", 0.1)
@@ -81,6 +82,26 @@ def test_new_processes_give_up_where_no_process_with_the_state_is_left(start: St
     assert classify(peer_lost.value) == (1, "PeerLost"), "its pod would not wait for the next attempt"
 
 
+def test_a_new_process_waits_for_the_pods_that_take_the_places_of_the_others(
+    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that had the state are lost, and one of the new pods still starts. If this one ended, that would count."""
+    monkeypatch.setattr(deciding, "UNREACHED_SECONDS", PATIENCE_SECONDS)
+    propose(folder, ended(0), ended(1))
+    first, looks, are_gone = start(0), [], Register.are_gone
+
+    def looked(register: Register, members: tuple[Member, ...]) -> bool:
+        looks.append(are_gone(register, members))
+        if len(looks) == 2:
+            register.enter(Member("late", 1, 0, "127.0.0.1", free_port()))
+        return looks[-1]
+
+    monkeypatch.setattr(Register, "are_gone", looked)
+    with pytest.raises(LiveRecoveryFailed, match="no rank that has the state answers"):
+        first.begin(2)
+    assert looks == [False, False, True]
+
+
 def test_a_new_process_gives_up_where_all_that_had_the_state_have_ended_in_place(start: Start, folder: Path) -> None:
     """They lost a peer before they could go on, as while the snapshot was loaded. Their pods wait for the next attempt,
     so that no other process gets their place. Of two ranks in a pod, torchrun has ended one before it could say so.
@@ -115,7 +136,7 @@ def test_a_new_process_that_reaches_none_of_those_that_train_ends_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(socket, "create_connection", refused)
-        with pytest.raises(Unreached, match="none of the 2 ranks of view 0") as failed:
+        with pytest.raises(Unreached, match="this pod reaches none of the 2 ranks of view 0") as failed:
             cut_off.begin(3)
     assert classify(failed.value) == (1, "WorkerException"), "the operator would not replace this pod alone"
     assert Register(folder).given_up is None

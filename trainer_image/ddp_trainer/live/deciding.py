@@ -46,7 +46,11 @@ WAIT_SECONDS: Final = 0.02
 VOLUME_SECONDS: Final = 0.5
 """How often a member looks on the volume whether another one has decided: an answer may be lost."""
 ALONE_SECONDS: Final = 10.0
-"""How long a new process looks for a member of the newest view that answers."""
+"""How long a new process looks for a member of the newest view that answers, until it takes those for lost whose places
+have been given away, or that have ended.
+"""
+UNREACHED_SECONDS: Final = 120.0
+"""How long it looks where some may go on: meanwhile its network may begin to work, or new pods take their places."""
 FORM_SECONDS: Final = 10.0
 """How long the members of a view may take to form its group."""
 JOIN_TIMEOUT_SECONDS: Final = 600.0
@@ -192,23 +196,24 @@ class Deciding:
             if self._register.is_finished:
                 raise Finished("training has come to its end before this process could join")
             alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since > ALONE_SECONDS:
-                self._end_unreached(view)
+            self._end_if_unreached(view, time.monotonic() - alone_since)
             time.sleep(VOLUME_SECONDS)
             view = self.newest() or view
         return view
 
-    def _end_unreached(self, view: View) -> NoReturn:
-        """End this process, which is new; and the attempt where the volume knows that no member of `view` goes on. That
-        none answers does not show it: the network of this pod alone may not work (yet).
+    def _end_if_unreached(self, view: View, seconds: float) -> None:
+        """End this process, which is new, and has been alone for so many seconds; and the attempt where the volume
+        knows that no member of `view` goes on. That none answers does not show it: the network of this pod alone may
+        not work (yet).
         """
-        if self._register.are_gone(view.members):
+        if seconds > ALONE_SECONDS and self._register.are_gone(view.members):
             self.give_up(f"no rank that has the state answers: those of view {view.number} are lost")
-        raise Unreached(
-            f"this pod reaches none of the {len(view.members)} ranks of view {view.number}, such as "
-            f"{view.members[0].host}: check whether the network of its node, a network policy or a proxy keeps "
-            "the pods of this job apart"
-        )
+        if seconds > UNREACHED_SECONDS:
+            raise Unreached(
+                f"this pod reaches none of the {len(view.members)} ranks of view {view.number}, such as "
+                f"{view.members[0].host}: check whether the network of its node, a network policy or a proxy keeps "
+                "the pods of this job apart"
+            )
 
     def _asked(self, member: Member, view: View) -> View | None:
         """What follows `view`, in which `member` is; None if that one is lost. `view` itself where one before it has

@@ -50,7 +50,7 @@ class Register:
 
     def enter(self, member: Member) -> None:
         """Say that a process is there, in place of an earlier one in the same place."""
-        write_json(self._folder / f"present-{member.node_rank}-{member.local_rank}.json", asdict(member))
+        write_json(self._present(member.place), asdict(member))
 
     def entered(self) -> dict[tuple[int, int], Member]:
         """The newest process in each place that has one."""
@@ -67,14 +67,20 @@ class Register:
         """Whether none of `members` goes on: of each pod one has left, or a newer process has its place, as the
         operator gives it only where the pod is lost.
         """
-        present = self.entered()
-        left = {path.name.removeprefix(LEFT) for path in self._folder.glob(f"{LEFT}*")}
-        gone = {
-            (member.node_rank, member.pod)
-            for member in members
-            if member.id in left or present.get(member.place, member).id != member.id
-        }
-        return all((member.node_rank, member.pod) in gone for member in members)
+        self._touch()
+        pods: dict[tuple[int, str], list[Member]] = {}
+        for member in members:
+            pods.setdefault((member.node_rank, member.pod), []).append(member)
+        return all(any(map(self._is_gone, pod)) for pod in pods.values())  # mostly the first pod is not, of a thousand
+
+    def _is_gone(self, member: Member) -> bool:
+        if (self._folder / f"{LEFT}{member.id}").exists():
+            return True
+        newest = read_json(self._present(member.place))
+        return newest is not None and newest["id"] != member.id
+
+    def _present(self, place: tuple[int, int]) -> Path:
+        return self._folder / f"present-{place[0]}-{place[1]}.json"
 
     def finish(self) -> None:
         """Say that training has come to its end: there will be no other view."""
