@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import PATIENCE_SECONDS
 
 from ddp_trainer.contract import run_dir
 from ddp_trainer.launch.stacks import collective, dump_stacks, innermost_frame, script_stack
@@ -314,7 +315,11 @@ def test_the_work_for_a_verdict_grows_with_the_ranks_not_with_their_square(funct
 
 @pytest.mark.processes
 @pytest.mark.parametrize("closes", [False, True], ids=["as it is", "closed by the script"])
-def test_stacks_never_go_into_a_file_of_the_script(tmp_path: Path, closes: bool) -> None:
+def test_stacks_never_go_into_a_file_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closes: bool
+) -> None:
+    if not closes:
+        monkeypatch.setattr("ddp_trainer.launch.stacks.ANSWER_SECONDS", PATIENCE_SECONDS)
     stacks, data = run_dir.stack_file(tmp_path, 0), tmp_path / "data"
     stacks.parent.mkdir()
     script = f"""
