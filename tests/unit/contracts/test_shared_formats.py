@@ -2,16 +2,27 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddp_trainer.contract import exit_codes as trainer_exits
 from ddp_trainer.contract import pod_logs
-from ddp_trainer.contract.environment import Target, parse_pod, parse_target
+from ddp_trainer.contract.environment import (
+    JobEnvironment,
+    LivePlace,
+    PodEnvironment,
+    SubmittedCode,
+    Target,
+    parse_pod,
+    parse_rank,
+    parse_target,
+)
+from ddp_trainer.contract.environment import parse_job as parse_job_variables
 from ddp_trainer.launch.assignment import Assignment, read_assignment
 from ddp_trainer.launch.exit.termination_message import ExitCause, ExitEvidence, encode, message_of
 from ddp_trainer.launch.status.pod_state import PodState, status
@@ -19,6 +30,7 @@ from ddp_trainer.launch.supervisor import AGENT_SECONDS
 from ddp_trainer.logs.losses import LossLog
 from ddp_trainer.snapshots.trust.fence import Attempt, Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
+from ddp_trainer.snapshots.values import Identity
 from ddpjob_operator.api.status import DDPJobStatus
 from ddpjob_operator.api.template_rules import RESERVED_ENV, RESERVED_ENV_PREFIXES, is_reserved
 from ddpjob_operator.core.failure import detect as operator_exits
@@ -77,8 +89,82 @@ def test_the_trainer_understands_the_environment_that_the_operator_sets() -> Non
     assert (pod.rdzv_host, pod.rdzv_port, pod.status_port, pod.pod_ip) == ("10.96.0.7", 29500, 9400, "10.0.0.7")
 
 
+WHOLE: dict[str, Any] = {
+    "procsPerNode": 4,
+    "code": {"configMaps": ["ddpjob-code-1"], "sha256": "5" * 64, "requirements": "requirements.txt"},
+    "elastic": {"minNodes": 2},
+    "snapshots": {"every": "7steps", "keep": 5, "keepEvery": 20, "resume": "Own"},
+    "restart": {"scope": "Live", "backoff": {"maxSeconds": 480}},
+    "stall": {"minSeconds": 31, "maxSeconds": 1801},
+    "observeScript": False,
+    "shutdownSeconds": 46,
+    "nonFiniteLossPolicy": "Rollback",
+}
+"""Each field that becomes a variable, with a value other than its default."""
+
+
+def without_a_value_of_their_own(parsed: PodEnvironment | JobEnvironment) -> list[str]:
+    """Fields that are what they are where the operator sets nothing."""
+    given = [(field.name, field.default) for field in fields(parsed) if field.default is not MISSING]
+    return [name for name, default in given if getattr(parsed, name) == default]
+
+
+def test_the_trainer_reads_every_field_of_a_spec_that_is_not_the_default() -> None:
+    variables = pod_environment(**WHOLE)
+    pod, of_rank = parse_pod(variables), parse_job_variables(variables, default_name="")
+    assert pod == PodEnvironment(
+        job="digits",
+        namespace="default",
+        uid="0b0c",
+        attempt=3,
+        node_rank=1,
+        nodes=2,
+        procs_per_node=4,
+        pod_ip="10.0.0.7",
+        rdzv_host="10.96.0.7",
+        rdzv_port=29500,
+        status_port=9400,
+        shared=Path("/mnt/shared"),
+        run_dir=Path("/dev/shm/ddpjob"),
+        termination_log=Path("/dev/termination-log"),
+        shutdown_seconds=46,
+        stall_min_seconds=31,
+        stall_max_seconds=1801,
+        assignment_dir=Path("/etc/ddpjob/assignment"),
+        reassign_seconds=600,
+        code=SubmittedCode(Path("/etc/ddpjob/code"), "5" * 64, "requirements.txt"),
+        live=True,
+        name="digits-0-1",
+        keeps_output=True,
+    )
+    assert of_rank == JobEnvironment(
+        name="digits",
+        uid="0b0c",
+        created=int(datetime(2025, 11, 21, 5, 46, 40, tzinfo=UTC).timestamp()),
+        attempt=3,
+        nodes=2,
+        shared=Path("/mnt/shared"),
+        snapshot_every="7steps",
+        snapshot_keep=5,
+        snapshot_keep_every=20,
+        snapshot_resume="Own",
+        non_finite_loss="Rollback",
+        elastic_min_nodes=2,
+        code_sha256="5" * 64,
+        live=LivePlace(node_rank=1, local_rank=0, ranks=8, procs_per_node=4, host="10.0.0.7"),
+    )
+    assert without_a_value_of_their_own(pod) == ["site_packages"], "which no variable has"
+    assert without_a_value_of_their_own(of_rank) == []
+    world: Any = SimpleNamespace(rank=0, size=8)
+    assert Identity.of_job(of_rank, world).begins_anew
+    assert not parse_rank(variables).observe_script
+    default = pod_environment()
+    assert parse_rank(default).observe_script
+    assert not Identity.of_job(parse_job_variables(default, default_name=""), world).begins_anew
+
+
 def test_every_variable_that_the_operator_sets_is_in_the_document() -> None:
-    assert [name for name in pod_environment() if name not in DOCUMENT] == []
+    assert [name for name in pod_environment(**WHOLE) if name not in DOCUMENT] == []
 
 
 @pytest.mark.parametrize(("most", "seconds"), [(60, 300), (180, 300), (300, 420), (3600, 900)])
@@ -89,8 +175,8 @@ def test_a_pod_that_is_kept_outlasts_the_longest_backoff(most: int, seconds: int
 
 
 def test_a_job_cannot_override_a_variable_of_the_contract() -> None:
-    ours = [name for name in pod_environment() if name.startswith("DDPJOB_") or name == "POD_IP"]
-    assert len(ours) > 15
+    ours = [name for name in pod_environment(**WHOLE) if name.startswith("DDPJOB_") or name == "POD_IP"]
+    assert len(ours) > 30
     assert all(is_reserved(name) for name in ours)
     reserved = [*RESERVED_ENV, *(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)]
     assert [name for name in reserved if f"`{name}`" not in DOCUMENT] == []
