@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.waiting import PATIENCE_SECONDS
+from tests.trainer.contract.one_rank import run_rank
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
@@ -741,6 +742,25 @@ optimizer.step()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_SECONDS)
     (beat,) = read_heartbeats(tmp_path)
     assert beat["step"] == 1
+
+
+PLAIN_SCRIPT = """
+import torch
+weight = torch.nn.Parameter(torch.zeros(3))
+optimizer = torch.optim.SGD([weight], lr=0.01)
+weight.sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("variables", "steps"), [({}, [1]), ({"DDPJOB_OBSERVE_SCRIPT": "false"}, [])])
+@pytest.mark.processes
+def test_a_rank_observes_its_script_unless_the_job_says_not_to(
+    variables: dict[str, str], steps: list[int], tmp_path: Path
+) -> None:
+    ended = run_rank(PLAIN_SCRIPT, tmp_path, **variables)
+    assert ended.returncode == 0, ended.stderr
+    assert [beat["step"] for beat in read_heartbeats(tmp_path / "run")] == steps
 
 
 PICTURES: Any = [(torch.ones(3, 4, 4 + number), torch.ones(number + 1, 4)) for number in range(8)]

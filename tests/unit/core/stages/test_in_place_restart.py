@@ -383,8 +383,19 @@ def _of_attempt(attempt: int) -> str:
     return make_report("Completed", outcome="Succeeded", step=400, attempt=attempt)
 
 
-def test_no_pod_is_kept_that_does_not_know_the_new_shutdown_seconds() -> None:
-    edited = in_place(running(), shutdownSeconds=300)
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"shutdownSeconds": 300},
+        {"observeScript": False},
+        {"nonFiniteLossPolicy": "Stop"},
+        {"snapshots": {"keep": 9}},
+        {"stall": {"minSeconds": 31}},
+    ],
+    ids=lambda edit: next(iter(edit)),
+)
+def test_no_pod_is_kept_that_does_not_know_a_new_setting_of_its_trainer(edit: dict[str, Any]) -> None:
+    edited = in_place(running(), **edit)
     decided = look(edited, seen(make_pod(0), failed(1, 137), make_pod(2)))
     assert decided.status.internal.kept_pods == {}
 
