@@ -17,6 +17,7 @@ from ddp_trainer.contract.exit_codes import LossNotFinite, UserError
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir, read_heartbeats
 from ddp_trainer.logs.losses import read_losses
 from ddp_trainer.rank.observe import close_observer, observe
+from ddp_trainer.snapshots.trust.names import step_directory
 
 
 def test_a_program_that_saves_itself_goes_on_from_its_newest_checkpoint(attach: Any) -> None:
@@ -39,6 +40,15 @@ def test_a_program_that_saves_itself_goes_on_from_its_newest_checkpoint(attach: 
 def save(run: Run, step: int | None = None, text: str = "") -> None:
     with run.checkpoint(step) as folder:
         (folder / "state.txt").write_text(text)
+
+
+def test_the_job_says_how_many_checkpoints_stay_and_which_ones_stay_for_good(attach: Any) -> None:
+    run = attach(environ={"DDPJOB_SNAPSHOT_KEEP": "1", "DDPJOB_SNAPSHOT_KEEP_EVERY": "2"})
+    run.resume()
+    for number in range(1, 6):
+        save(run, number)
+    kept = sorted(path.name for path in run.latest().parent.glob("checkpoint-*"))
+    assert kept == [step_directory(number, "checkpoint") for number in (2, 4, 5)]
 
 
 def test_an_epoch_whose_end_was_not_known_at_its_last_step_is_saved(attach: Any) -> None:

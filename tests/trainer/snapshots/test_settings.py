@@ -12,7 +12,8 @@ from ddp_trainer.contract.environment import parse_job
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
 from ddp_trainer.snapshots.session import Snapshots
-from ddp_trainer.snapshots.values import Identity
+from ddp_trainer.snapshots.trust.names import step_directory
+from ddp_trainer.snapshots.values import Identity, Progress
 
 ENVIRON = {
     "DDPJOB_NAME": "digits",
@@ -32,6 +33,17 @@ def test_the_job_names_the_directory_and_the_identity(tmp_path: Path) -> None:
     found = snapshots(tmp_path)
     assert found.directory == tmp_path / "checkpoints" / "digits"
     assert found.identity == Identity("digits", "u", 5, 1, 0, 1, nodes=2)
+
+
+def test_the_job_says_how_many_snapshots_stay_and_which_ones_stay_for_good(tmp_path: Path) -> None:
+    keeps = {"DDPJOB_SNAPSHOT_KEEP": "1", "DDPJOB_SNAPSHOT_KEEP_EVERY": "2", "DDPJOB_SNAPSHOT_EVERY": "1steps"}
+    found = snapshots(tmp_path, **keeps)
+    found.resume()
+    for step in range(1, 6):
+        assert found.save(Progress(step, 0, step), wait=True)
+    found.close()
+    kept = sorted(path.name for path in found.directory.glob("step-*"))
+    assert kept == [step_directory(step) for step in (2, 4, 5)]
 
 
 @pytest.mark.fault(45)
