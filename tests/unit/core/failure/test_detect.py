@@ -602,6 +602,7 @@ def test_a_disruption_is_said_in_the_words_of_who_caused_it() -> None:
         ),
         (EVICTED, "Evicted"),
         ({"reason": "Terminated"}, "Terminated"),
+        ({"reason": "Preempting"}, "Preempting"),
         ({}, "NodeRebooted"),
         ({"deleting": True, "gone_by": later(30)}, "PodDeleted"),
         (GOING | EVICTED, "Evicted"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import DEFAULTS, NOW, failed, in_phase, make_job, make_pod, seen
 
+from ddpjob_operator.api import reasons
 from ddpjob_operator.api.status import Phase
 from ddpjob_operator.core.failure.detect import Failure, Retry
 from ddpjob_operator.core.failure.diagnosis import ADVICE, advice_for, diagnose
@@ -71,3 +72,36 @@ def test_a_reason_speaks_against_the_program_the_node_or_neither(
 ) -> None:
     found = diagnose(Failure(reason, "", Retry.YES, signal=signal))
     assert (found.deterministic, found.node_suspect) == (deterministic, node_suspect)
+
+
+OF_THE_PROGRAM = frozenset([
+    "AccessDenied", "CUDANotInImage", "CollectiveMismatch", "DataCorrupted", "ImportError", "LossNotFinite",
+    "NotDeterministic", "OOMKilled", "OutOfMemory", "PermissionDenied", "ProcessGroupInit", "RankFinishedEarly",
+    "ReadOnlyFileSystem", "SharedMemoryFull", "TooFewGPUs", "TooManyOpenFiles", "TooManyThreads", "TrainerMissing",
+    "UnsafeFile", "UnusedParameters", "UserError", "WorkerException",
+])  # fmt: skip
+OF_THE_NODE = frozenset([
+    "ContainerCannotRun", "DriverMismatch", "Evicted", "Failed", "GPUFault", "GPUMissing", "NCCLError", "NodeLost",
+    "PodFailed", "StartError", "TopologyAffinityError", "UnexpectedAdmissionError", "WorkerKilled",
+])  # fmt: skip
+OF_EITHER = frozenset(["CUDAError", "Stalled"])
+OF_NEITHER = frozenset([
+    "AddressInUse", "CollectiveTimeout", "DataWorkerDied", "DeviceTainted", "DiskFull", "Disrupted", "Drained", "Error",
+    "Fenced", "FetchFailed", "InitContainerFailed", "Left", "LiveRecoveryFailed", "NetworkError", "NodeAffinity",
+    "NodePorts", "NodeRebooted", "NodeShutdown", "NodeTainted", "OutOfResource", "OutOfcpu", "OutOfmemory", "OutOfpods",
+    "PeerLost", "PodDeadlineExceeded", "PodDeleted", "Preempted", "Preempting", "RendezvousFailed", "RunContainerError",
+    "Shutdown", "StatusRestored", "StorageLimitExceeded", "Terminated", "Unknown", "VolumeAttachmentLimitExceeded",
+    "VolumeError", "VolumeFailed",
+])  # fmt: skip
+
+
+def test_each_reason_speaks_against_the_program_or_the_node_or_either_or_neither() -> None:
+    """Of a failure in step 7 without a message: words in one, its signal and its step may say more."""
+    found = {row.name: diagnose(Failure(row.name, "", Retry.YES, step=7)) for row in reasons.FAILURES}
+    judged = {name: (one.deterministic, one.node_suspect) for name, one in found.items()}
+    assert judged == {
+        **dict.fromkeys(OF_THE_PROGRAM, (True, False)),
+        **dict.fromkeys(OF_THE_NODE, (False, True)),
+        **dict.fromkeys(OF_EITHER, (True, True)),
+        **dict.fromkeys(OF_NEITHER, (False, False)),
+    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ ECC = Failure("WorkerException", "rank 0 raised\nCUDA error: uncorrectable ECC e
 ARGUMENT = Failure("UserError", "--lr: -1 is negative", Retry.NEVER, exit_code=64)
 FENCED = Failure("Fenced", "a newer attempt owns the volume", Retry.NEVER, exit_code=77)
 EVICTED = Failure("Evicted", "The node was low on resource: memory.", Retry.YES)
+
+DOCUMENT = (Path(__file__).parents[4] / "docs/conditions.md").read_text()
+DOCUMENTED_DISRUPTIONS = re.findall(r"^\| `(\w+)` \| [^|]* A disruption\. \|", DOCUMENT, re.MULTILINE)
 
 
 def rules(*given: dict[str, Any]) -> Any:
@@ -65,13 +70,17 @@ def test_a_rule_matches_if_all_that_it_says_holds(conditions: Any, failure: Fail
         pytest.param(Failure("NobodyKnows", "", Retry.YES), RuleAction.RESTART, id="what nobody knows counts"),
         *(
             pytest.param(Failure(r, "", Retry.YES), RuleAction.RESTART_AND_IGNORE_MAX_RESTARTS, id=f"{r} is free")
-            for r in sorted(DISRUPTIONS)
+            for r in DOCUMENTED_DISRUPTIONS
         ),
     ],
 )
 def test_the_defaults(failure: Failure, action: RuleAction) -> None:
     ruling = rule_on(rules(), failure)
     assert (ruling.action, ruling.explicit) == (action, False)
+
+
+def test_each_disruption_is_documented_as_one() -> None:
+    assert sorted(DISRUPTIONS) == sorted(DOCUMENTED_DISRUPTIONS)
 
 
 def test_the_first_rule_that_matches_decides() -> None:
