@@ -20,12 +20,14 @@ from ddpjob_operator.metrics import JobFigures
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 KNOWN = JobFigures(
-    "team", "digits", Phase.RUNNING, 1, 1, 2, 2, step=7, total_steps=10, loss=0.5, samples_per_second=9.5,
-    snapshot_step=5, snapshot_time=NOON, created=NOON, started=NOON, completed=NOON, eta=NOON, gpus=16,
-    image="trainer:1", claim="digits-shared", code="0123456789ab", queue="research",
-    conditions={"Degraded": "Unschedulable"}, disruptions=3, goodput=0.8, recomputed_steps=2,
+    "team", "digits", Phase.RUNNING, attempt=4, restarts=6, nodes_ready=1, nodes=2, step=7, total_steps=10, loss=0.5,
+    samples_per_second=9.5, snapshot_step=5, snapshot_time=NOON + timedelta(seconds=3), created=NOON,
+    started=NOON + timedelta(seconds=1), completed=NOON + timedelta(seconds=4), eta=NOON + timedelta(seconds=5),
+    gpus=16, image="trainer:1", claim="digits-shared", code="0123456789ab", queue="research", owner="ada",
+    conditions={"Degraded": "Unschedulable"}, disruptions=3, live_recoveries=8, goodput=0.8, recomputed_steps=12,
     seconds={"training": 8.0, "queued": 2.0},
 )  # fmt: skip
+"""All of it, and no two numbers alike."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,50 @@ def test_without_openmetrics_the_page_is_prometheus_text() -> None:
     body, content_type = asyncio.run(metrics.page("text/html"))
     assert content_type.startswith("text/plain; version=0.0.4")
     assert "ddpjob_operator_jobs" in {family.name for family in parse_text(body.decode())}
+
+
+def test_each_series_of_a_job_has_its_own_figure() -> None:
+    metrics.JOBS.put("key", dataclasses.replace(KNOWN, taken_back=7))
+    job = {"namespace": "team", "ddpjob": "digits"}
+    samples = [
+        sample for family in parse_text(page()) for sample in family.samples if job.items() <= sample.labels.items()
+    ]
+    noon = NOON.timestamp()
+    assert {sample.name: sample.value for sample in samples if sample.labels == job} == {
+        "ddpjob_status_creation_timestamp_seconds": noon,
+        "ddpjob_status_start_timestamp_seconds": noon + 1,
+        "ddpjob_status_snapshot_timestamp_seconds": noon + 3,
+        "ddpjob_status_completion_timestamp_seconds": noon + 4,
+        "ddpjob_status_eta_timestamp_seconds": noon + 5,
+        "ddpjob_status_attempt": 4,
+        "ddpjob_status_restarts_total": 13,
+        "ddpjob_status_live_recoveries_total": 8,
+        "ddpjob_status_disruptions_total": 3,
+        "ddpjob_status_recomputed_steps_total": 12,
+        "ddpjob_status_nodes": 2,
+        "ddpjob_status_nodes_ready": 1,
+        "ddpjob_status_gpus": 16,
+        "ddpjob_status_step": 7,
+        "ddpjob_status_total_steps": 10,
+        "ddpjob_status_loss": 0.5,
+        "ddpjob_status_samples_per_second": 9.5,
+        "ddpjob_status_snapshot_step": 5,
+        "ddpjob_status_goodput_ratio": 0.8,
+    }
+    labelled = [(one.name, {**one.labels} | {"": one.value}) for one in samples if one.labels != job]
+    assert [(name, {key: value for key, value in found.items() if key not in job}) for name, found in labelled] == [
+        (
+            "ddpjob_info",
+            {
+                "claim": "digits-shared", "code": "0123456789ab", "image": "trainer:1", "owner": "ada",
+                "queue": "research", "": 1,
+            },
+        ),
+        ("ddpjob_status_phase", {"phase": "Running", "": 1}),
+        ("ddpjob_status_condition", {"condition": "Degraded", "reason": "Unschedulable", "": 1}),
+        ("ddpjob_status_activity_seconds", {"activity": "training", "": 8}),
+        ("ddpjob_status_activity_seconds", {"activity": "queued", "": 2}),
+    ]  # fmt: skip
 
 
 def test_the_series_of_a_job_disappear_with_it() -> None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from pydantic.alias_generators import to_camel
 
 from ddpjob_operator import metrics
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, NodeCount, Phase
@@ -37,6 +38,60 @@ def test_a_new_job_shows_what_it_asks_for() -> None:
         Phase.PENDING, 2, 16, "trainer:default", "",
     )  # fmt: skip
     assert (found.created, found.started, found.completed, found.eta) == (NOON, None, None, None)
+
+
+def later(seconds: int) -> str:
+    return (NOON + timedelta(seconds=seconds)).isoformat()
+
+
+def test_each_figure_is_that_of_the_status() -> None:
+    """No two numbers alike."""
+    seconds = {activity: float(number) for number, activity in enumerate(ACTIVITIES, start=20)}
+    conditions = [{"type": "Degraded", "status": "True", "reason": "FewerNodes", "lastTransitionTime": later(0)}]
+    status = {
+        "phase": "Running",
+        "attempt": 4,
+        "restarts": 6,
+        "liveRecoveries": 8,
+        "disruptions": 3,
+        "nodes": {"ready": 1, "total": 2},
+        "progress": {"step": 7, "totalSteps": 10, "loss": 0.5, "samplesPerSecond": 9.5, "eta": later(5)},
+        "snapshot": {"step": 5, "time": later(3)},
+        "startTime": later(1),
+        "completionTime": later(4),
+        "goodput": {
+            **{to_camel(name): spent for name, spent in seconds.items()}, "ratio": 0.8, "recomputedSteps": 12,
+        },
+        "conditions": conditions,
+    }  # fmt: skip
+    assert of({"nodes": 3, "resources": {"limits": {"nvidia.com/gpu": 8}}}, status) == JobFigures(
+        "team",
+        "digits",
+        Phase.RUNNING,
+        attempt=4,
+        restarts=6,
+        nodes_ready=1,
+        nodes=2,
+        step=7,
+        total_steps=10,
+        loss=0.5,
+        samples_per_second=9.5,
+        snapshot_step=5,
+        snapshot_time=NOON + timedelta(seconds=3),
+        created=NOON,
+        started=NOON + timedelta(seconds=1),
+        completed=NOON + timedelta(seconds=4),
+        eta=NOON + timedelta(seconds=5),
+        gpus=16,
+        image="trainer:default",
+        claim="digits-shared",
+        conditions={"Degraded": "FewerNodes"},
+        disruptions=3,
+        live_recoveries=8,
+        goodput=0.8,
+        recomputed_steps=12,
+        seconds=seconds,
+    )
 
 
 def test_a_smaller_gang_of_an_elastic_job_has_fewer_gpus() -> None:
