@@ -565,6 +565,25 @@ def test_a_script_runs_on_the_volume_once(shared: Path) -> None:
 
 
 @pytest.mark.processes
+def test_what_a_script_made_is_checked_as_what_is_fetched_is(shared: Path) -> None:
+    task = Initializer("unpack", "a", script="echo b > a", sha256="0" * 64)
+    with pytest.raises(FetchError, match=r"a has the SHA-256 0263829989b6.* and not 000"):
+        run(task, shared, shared)
+    assert list((shared / MARKERS).glob("*.json")) == []
+
+
+@pytest.mark.processes
+def test_a_script_has_the_environment_of_its_pod_without_what_is_for_the_initializer(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DDPJOB_INITIALIZER", "DDPJOB_TERMINATION_LOG", "HF_TOKEN"):
+        monkeypatch.setenv(name, "given")
+    run(Initializer("unpack", "names", script="env | cut -d= -f1 > names"), shared, shared)
+    names = (shared / "names").read_text().split()
+    assert [name for name in names if name.startswith("DDPJOB_") or name == "HF_TOKEN"] == ["HF_TOKEN"]
+
+
+@pytest.mark.processes
 def test_a_script_that_fails_is_tried_again_and_leaves_nothing_running(shared: Path) -> None:
     task = Initializer("unpack", "done", script="sleep 600 & echo $! > pid; test -e ready && touch done")
     with pytest.raises(FetchError, match="exit code 1"):
