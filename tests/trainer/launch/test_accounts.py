@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.support.waiting import eventually
@@ -283,3 +284,25 @@ def test_a_pod_that_stood_still_does_not_count_that_time_as_silence_of_its_ranks
     watch._pauses = ()
     watch.stood_still(time.monotonic() - 500.0)
     assert silent() >= 1000.0, "the launcher alone stands still"
+
+
+@pytest.mark.parametrize(
+    ("pauses", "silent"),
+    [
+        pytest.param([], 100.0, id="it did not stand still"),
+        pytest.param([(-200.0, 30.0)], 100.0, id="before the last progress"),
+        pytest.param([(-200.0, 30.0), (-50.0, 30.0), (-10.0, 20.0)], 50.0, id="twice after it"),
+        pytest.param([(-10.0, 500.0)], 0.0, id="for longer than the rank is silent"),
+    ],
+)
+def test_of_the_time_for_which_the_pod_stood_still_what_came_after_the_last_progress_does_not_count(
+    pod, monkeypatch, pauses, silent
+) -> None:
+    watch, now = GangWatch(replace(pod, nodes=1)), 1000.0
+    monkeypatch.setattr(gang_watch, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(watch, "_await_look", lambda: None)
+    monkeypatch.setattr(watch, "_take_stacks", dict)
+    monkeypatch.setattr(watch, "_own_ranks", lambda at, again: [Rank(0, "train", 7, now - 100.0)])
+    watch._pauses = tuple((now + went_on_at, seconds) for went_on_at, seconds in pauses)
+    (rank,) = watch._account()["ranks"]
+    assert rank["silentSeconds"] == silent
