@@ -88,6 +88,15 @@ def test_without_the_variable_nothing_is_copied(start_pod: StartPod) -> None:
 
 
 @copies
+def test_a_last_line_that_has_no_end_is_copied_too(named: PodEnvironment) -> None:
+    copy = OutputCopy(named)
+    os.write(1, b"with an end\nwithout one")
+    os.write(2, b"an error without one")
+    copy.close()
+    assert texts(named.shared, named.job) == ["with an end", "without one", "an error without one"]
+
+
+@copies
 def test_in_another_place_the_pod_has_another_file(named: PodEnvironment) -> None:
     copy = OutputCopy(replace(named, node_rank=None))
     os.write(1, b"as a spare\n")
