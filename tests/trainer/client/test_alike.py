@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from tests.trainer.client.one_rank import model_and_optimizer, step
 from tests.trainer.train.volume import Volume
 
-from ddp_trainer.client.alike import MOST, sampled, unlike
+from ddp_trainer.client.alike import AFTER_STEPS, MOST, sampled, unlike
 
 
 def trained(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> torch.optim.Optimizer:
@@ -70,6 +72,21 @@ def test_values_that_differ_by_more_than_rounding_are_named(
 
 def test_nothing_is_alike() -> None:
     assert unlike([{}, {}]) is None
+
+
+def test_the_last_step_of_a_run_is_none_of_those_whose_states_are_compared(
+    attach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank may end after it, and the others would wait for it."""
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer, total_steps=AFTER_STEPS)
+    compared: list[int] = []
+    monkeypatch.setattr(run, "_compared", {"optimizer": optimizer})
+    monkeypatch.setattr(run, "_compare", lambda: compared.append(run.step))
+    run.resume()
+    for _ in range(AFTER_STEPS):
+        run.step_end(step(model, optimizer))
+    assert compared == list(range(1, AFTER_STEPS))
 
 
 @pytest.mark.parametrize("divides", ["yes", "no"])
