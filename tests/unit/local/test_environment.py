@@ -182,14 +182,32 @@ def test_field_references_tell_of_the_pod_and_this_machine(path: str, value: str
     assert env["X"] == value
 
 
-def test_a_secret_is_refused_with_its_name_and_the_way_out() -> None:
-    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+@pytest.mark.parametrize(
+    ("kind", "source", "why"),
+    [
+        ("secretKeyRef", {"name": "hub", "key": "token"}, "hub/token needs a cluster, and there is none here"),
+        ("configMapKeyRef", {"name": "hub", "key": "url"}, "hub/url needs a cluster, and there is none here"),
+        (
+            "fileKeyRef",
+            {"volumeName": "v", "path": "env", "key": "url"},
+            "url needs a cluster, and there is none here",
+        ),
+        (
+            "resourceFieldRef",
+            {"resource": "limits.cpu"},
+            "limits.cpu is a limit of a container, and there is none here",
+        ),
+    ],
+)
+def test_what_only_a_cluster_knows_is_refused_with_its_name_and_the_way_out(
+    kind: str, source: dict[str, str], why: str
+) -> None:
+    token = {"name": "HF_TOKEN", "valueFrom": {kind: source}}
     with pytest.raises(NotOnThisMachine) as refusal:
         command_of({"env": [token]})
-    assert refusal.value.problems == (
-        "spec.env HF_TOKEN: secretKeyRef hub/token needs a cluster, and there is none here; "
-        "set HF_TOKEN in this shell (export HF_TOKEN=…) and run again",
-    )
+    (problem,) = refusal.value.problems
+    assert problem.startswith(f"spec.env HF_TOKEN: {kind} ")
+    assert problem.endswith(f"{why}; set HF_TOKEN in this shell (export HF_TOKEN=…) and run again")
 
 
 def test_a_secret_that_the_shell_sets_is_taken_from_there() -> None:
