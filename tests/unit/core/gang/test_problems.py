@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,13 @@ from builders import DEFAULTS, NOW, in_phase, later, make_job, make_pod, seen
 from looks import at
 
 from ddpjob_operator.api.status import DDPJobStatus, Phase
-from ddpjob_operator.core.gang.problems import startup_problem, until_startup_problem, with_scheduled
+from ddpjob_operator.core.gang.problems import (
+    HINTS,
+    NOT_SCHEDULED,
+    startup_problem,
+    until_startup_problem,
+    with_scheduled,
+)
 from ddpjob_operator.core.plan import plan
 from ddpjob_operator.core.values import conditions as cond
 from ddpjob_operator.core.values.job import Problem
@@ -102,69 +109,75 @@ def test_what_the_api_server_refused_is_said_at_once() -> None:
     assert found.message.startswith("exceeded quota. Raise the namespace's ResourceQuota")
 
 
-@pytest.mark.parametrize(
-    ("reason", "said", "hint"),
-    [
-        (
-            "Unschedulable",
-            'persistentvolumeclaim "mine" not found',
-            "If spec.shared.claimName names it, create it or correct the name.",
-        ),
-        (
-            "Unschedulable",
-            'persistentvolumeclaim "digits-shared" not found',
-            "A claim of the operator's is created again.",
-        ),
-        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "StorageClass"),
-        ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "delete the claim along with the job"),
-        (
-            "SchedulerError",
-            'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded',
-            "kubectl describe pvc",
-        ),
-        (
-            "Unschedulable",
-            "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't find available persistent "
-            "volumes to bind.",
-            "kubectl describe pvc",
-        ),
-        ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
-        ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
-        ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "No node"),
-        ("CreateContainerConfigError", 'secret "token" not found', "Create it in the job's namespace"),
-        ("CreateContainerConfigError", 'configmap "code" not found', "Create it in the job's namespace"),
-        ("CreateContainerConfigError", "couldn't find key a in Secret b/c", "Add the key"),
-        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "non-root"),
-        (
-            "FailedAttachVolume",
-            'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) digits-0-0',
-            "out-of-service",
-        ),
-        ("FailedAttachVolume", 'AttachVolume.Attach failed for volume "pvc-1" : timed out', "CSI driver"),
-        ("InvalidImageName", "couldn't parse image reference", "Correct the image name"),
-        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it"),
-        ("AdmissionDenied", 'admission webhook "a" denied the request: no', "policy"),
-        (
-            "AdmissionDenied",
-            'admission webhook "vault.hashicorp.com" denied the request: error creating new agent sidecar: failed to '
-            "find service account volume mount",
-            "automountServiceAccountToken: true",
-        ),
-        ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not respond"),
-        ("Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', "securityContext"),
-        (
-            "Forbidden",
-            'pods "x" is forbidden: violates PodSecurity "restricted:latest": unrestricted capabilities (container '
-            '"istio-init" must not include "NET_ADMIN", "NET_RAW" in securityContext.capabilities.add)',
-            "keep the pods out of the mesh",
-        ),
-        ("Forbidden", "pods is forbidden: no PriorityClass with name high was found", "priorityClassName"),
-        ("Forbidden", "maximum memory usage per Container is 1Gi, but limit is 8Gi", "LimitRange"),
-        ("Forbidden", "memory max limit to request ratio per Container is 2, but provided ratio is 4.0", "LimitRange"),
-        ("Invalid", 'Invalid value: "900Mi": must be less than or equal to memory limit of 512Mi', "LimitRange"),
-        ("Forbidden", 'error looking up service account a/b: serviceaccount "b" not found', "serviceAccountName"),
-    ],
-)
+TROUBLE = [
+    (
+        "Unschedulable",
+        'persistentvolumeclaim "mine" not found',
+        "If spec.shared.claimName names it, create it or correct the name.",
+    ),
+    (
+        "Unschedulable",
+        'persistentvolumeclaim "digits-shared" not found',
+        "A claim of the operator's is created again.",
+    ),
+    ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "StorageClass"),
+    ("Unschedulable", "pod has unbound immediate PersistentVolumeClaims", "delete the claim along with the job"),
+    (
+        "SchedulerError",
+        'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded',
+        "kubectl describe pvc",
+    ),
+    (
+        "Unschedulable",
+        "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't find available persistent "
+        "volumes to bind.",
+        "kubectl describe pvc",
+    ),
+    ("Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "elastic"),
+    ("Unschedulable", "0/2 nodes are available: 2 node(s) had untolerated taint {a: b}.", "toleration"),
+    ("Unschedulable", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", "No node"),
+    ("CreateContainerConfigError", 'secret "token" not found', "Create it in the job's namespace"),
+    ("CreateContainerConfigError", 'configmap "code" not found', "Create it in the job's namespace"),
+    ("CreateContainerConfigError", "couldn't find key a in Secret b/c", "Add the key"),
+    ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root", "non-root"),
+    (
+        "FailedAttachVolume",
+        'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) digits-0-0',
+        "out-of-service",
+    ),
+    ("FailedAttachVolume", 'AttachVolume.Attach failed for volume "pvc-1" : timed out', "CSI driver"),
+    ("InvalidImageName", "couldn't parse image reference", "Correct the image name"),
+    ("ErrImageNeverPull", "Container image is not present with pull policy of Never", "load it"),
+    ("AdmissionDenied", 'admission webhook "a" denied the request: no', "policy"),
+    (
+        "AdmissionDenied",
+        'admission webhook "vault.hashicorp.com" denied the request: error creating new agent sidecar: failed to '
+        "find service account volume mount",
+        "automountServiceAccountToken: true",
+    ),
+    ("AdmissionFailed", 'failed calling webhook "a": connection refused', "webhook does not respond"),
+    ("Forbidden", 'pods "x" is forbidden: violates PodSecurity "restricted:latest"', "securityContext"),
+    (
+        "Forbidden",
+        'pods "x" is forbidden: violates PodSecurity "restricted:latest": unrestricted capabilities (container '
+        '"istio-init" must not include "NET_ADMIN", "NET_RAW" in securityContext.capabilities.add)',
+        "keep the pods out of the mesh",
+    ),
+    ("Forbidden", "pods is forbidden: no PriorityClass with name high was found", "priorityClassName"),
+    ("Forbidden", "maximum memory usage per Container is 1Gi, but limit is 8Gi", "LimitRange"),
+    ("Forbidden", "memory max limit to request ratio per Container is 2, but provided ratio is 4.0", "LimitRange"),
+    ("Invalid", 'Invalid value: "900Mi": must be less than or equal to memory limit of 512Mi', "LimitRange"),
+    ("Forbidden", 'error looking up service account a/b: serviceaccount "b" not found', "serviceAccountName"),
+    ("FailedMount", 'MountVolume.SetUp failed for volume "code" : configmap "code" not found', "correct the name"),
+    ("FailedMount", "mount.nfs: Connection timed out", "storage server responds"),
+    ("FailedCreatePodSandBox", 'plugin type="calico" failed (add): connection refused', "network plugin"),
+    ("QuotaExceeded", "exceeded quota: gpus, requested: 8, used: 0, limited: 4", "ResourceQuota"),
+    ("TooLarge", "etcdserver: request is too large", "Shorten args"),
+    (NOT_SCHEDULED, "no scheduler has said anything about it", "schedulerName"),
+]
+
+
+@pytest.mark.parametrize(("reason", "said", "hint"), TROUBLE)
 def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> None:
     of_pod = startup_problem(at(make_job(LASTING)), (waiting(reason, said),))
     of_server = startup_problem(at(make_job(LASTING), seen(problem=Problem(reason, said))), ())
@@ -173,6 +186,14 @@ def test_trouble_says_what_to_do_about_it(reason: str, said: str, hint: str) -> 
         assert found.reason == reason
         assert said.rstrip(".") in found.message
         assert hint in found.message.partition(said.rstrip("."))[2]
+
+
+def test_every_hint_is_the_first_to_match_some_words() -> None:
+    shown = [
+        next((row for row in HINTS if row[0] == reason and re.search(row[1], said, re.IGNORECASE)), None)
+        for reason, said, _ in TROUBLE
+    ]
+    assert [row for row in HINTS if row not in shown] == []
 
 
 @pytest.mark.parametrize(("shared", "claim"), [({}, "digits-shared"), ({"claimName": "mine"}, "mine")])
