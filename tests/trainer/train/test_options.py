@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import json
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
 
+from ddp_trainer.client.batches import BatchPlan
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.world import World
+from ddp_trainer.train import build
 from ddp_trainer.train.config import StepWindow
+from ddp_trainer.train.precision import Precision
 from ddp_trainer.train.profiling import Profiler
+
+
+@pytest.mark.parametrize("is_deterministic", [True, False])
+def test_what_a_run_is_built_with_is_what_its_flags_say(
+    train_here, monkeypatch: pytest.MonkeyPatch, is_deterministic: bool
+) -> None:
+    determined, plan, precision = Mock(), Mock(wraps=BatchPlan), Mock(wraps=Precision)
+    monkeypatch.setattr(build, "make_deterministic", determined)
+    monkeypatch.setattr(build, "BatchPlan", plan)
+    monkeypatch.setattr(build, "Precision", precision)
+    flags = {
+        "--global-batch": 48, "--seed": 7, "--last-batch": "drop", "--precision": "fp16", "--scaler-init-scale": 1024,
+        "--scaler-growth-factor": 3, "--scaler-backoff-factor": 0.25, "--scaler-growth-interval": 9, "--max-steps": 1,
+    }  # fmt: skip
+    deterministic = "--deterministic" if is_deterministic else "--no-deterministic"
+    train_here("--task=toy_linear", deterministic, "--no-shuffle", *(f"{flag}={flags[flag]}" for flag in flags))
+    assert determined.mock_calls == [call(torch.device("cpu"))] * is_deterministic
+    assert plan.mock_calls == [call(samples=ANY, global_batch=48, seed=7, keep_last=False, shuffle=False)]
+    scaler = {"init_scale": 1024, "growth_factor": 3, "backoff_factor": 0.25, "growth_interval": 9}
+    assert precision.mock_calls == [call("fp16", torch.device("cpu"), scaler)]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
