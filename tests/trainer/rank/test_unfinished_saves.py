@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -568,6 +569,14 @@ def test_the_state_of_an_accelerator_that_is_whole_by_now_is_left(
 def test_modules_of_a_script_may_have_the_names_of_the_libraries(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    watched: list[str] = []
+
+    def after_import(library: str, action: Callable[[], None]) -> None:
+        if library == name:
+            watched.append(library)
+            action()
+
     monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(unfinished_saves, "after_import", lambda library, action: library == name and action())
+    monkeypatch.setattr(unfinished_saves, "after_import", after_import)
     of_attempt(tmp_path, 0).watch()
+    assert watched == [name]

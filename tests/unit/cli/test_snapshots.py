@@ -118,6 +118,8 @@ def test_a_job_that_has_only_logs_has_no_snapshots(
     shared: Path, output: Output, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (shared / "logs" / "began" / "pods").mkdir(parents=True)
+    (shared / "logs" / "Began").mkdir()
+    assert run_here(shared, "Began", "ls") == 2, "no job has such a name"
     assert show_here(shared, "began", output) == 0
     assert capsys.readouterr().out == said.format(shared)
     assert run_here(shared, "began", "rm", ["--step", "10"]) == 2

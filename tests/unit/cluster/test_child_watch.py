@@ -125,10 +125,12 @@ def test_why_a_kind_is_not_watched_is_logged_once(caplog: pytest.LogCaptureFixtu
     ("kind", "known"), [(POLICY, False), (Kind("scheduling.volcano.sh/v1beta1", "PodGroup"), True)]
 )
 def test_of_a_job_that_is_over_only_its_groups_are_known_which_are_to_go(kind: Kind, known: bool) -> None:
-    cache = Cache()
+    cache, looked_at = Cache(), list[Key]()
     cache.put_job(JOB | {"status": {"phase": "Failed"}})
-    ChildWatch(Server([]), cache, (), 300.0, lambda key, after: None)._put(kind, policy(5))  # type: ignore[arg-type]
+    found = ChildWatch(Server([]), cache, (), 300.0, lambda key, after: looked_at.append(key))  # type: ignore[arg-type]
+    found._put(kind, policy(5))
     assert bool(cache.observed(OWNER).children) is known
+    assert looked_at == ([KEY] if known else []), "which deletes it"
 
 
 @pytest.mark.parametrize(("name", "known"), [("digits-shared", True), ("helper-0-0-scratch", False)])
