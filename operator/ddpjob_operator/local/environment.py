@@ -261,7 +261,8 @@ def _value_from(variable: Manifest, manifest: Manifest, machine: Machine) -> str
     if kind == "resourceFieldRef":
         what = f"resourceFieldRef {described.get('resource', '')} is a limit of a container, and there is none here"
     else:
-        what = f"{kind} {described.get('name', '')}/{described.get('key', '')} needs a cluster, and there is none here"
+        holder = described.get("name") or described.get("volumeName", "")  # of a fileKeyRef
+        what = f"{kind} {holder}/{described.get('key', '')} needs a cluster, and there is none here"
     if described.get("optional"):
         return None
     raise NotOnThisMachine([f"spec.env {name}: {what}; set {name} in this shell (export {name}=…) and run again"])

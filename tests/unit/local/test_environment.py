@@ -190,7 +190,7 @@ def test_field_references_tell_of_the_pod_and_this_machine(path: str, value: str
         (
             "fileKeyRef",
             {"volumeName": "v", "path": "env", "key": "url"},
-            "url needs a cluster, and there is none here",
+            "v/url needs a cluster, and there is none here",
         ),
         (
             "resourceFieldRef",
@@ -206,8 +206,8 @@ def test_what_only_a_cluster_knows_is_refused_with_its_name_and_the_way_out(
     with pytest.raises(NotOnThisMachine) as refusal:
         command_of({"env": [token]})
     (problem,) = refusal.value.problems
-    assert problem.startswith(f"spec.env HF_TOKEN: {kind} ")
-    assert problem.endswith(f"{why}; set HF_TOKEN in this shell (export HF_TOKEN=…) and run again")
+    way_out = "set HF_TOKEN in this shell (export HF_TOKEN=…) and run again"
+    assert problem == f"spec.env HF_TOKEN: {kind} {why}; {way_out}"
 
 
 def test_a_secret_that_the_shell_sets_is_taken_from_there() -> None:
