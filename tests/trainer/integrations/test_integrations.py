@@ -121,6 +121,14 @@ def test_a_transformers_run_saves_once_at_the_end_of_each_epoch(job: Volume) -> 
     assert [event["step"] for event in job.events("resumed")] == [18], "the files are as they were summed"
 
 
+def test_what_other_callbacks_add_to_what_the_trainer_saves_is_in_the_checkpoint(job: Volume) -> None:
+    """A callback behind that of the job, after a step and at the end, where the Trainer itself was to save nothing."""
+    job.trained(1, "with_transformers.py", "--adds-files", DDPJOB_SNAPSHOT_EVERY="18steps", DDPJOB_SNAPSHOT_KEEP="9")
+    added = {path.parent.name: path.read_text() for path in job.checkpoints.glob("checkpoint-*/added")}
+    assert added == {"checkpoint-000000000018": "18", "checkpoint-000000000036": "36"}
+    assert not list((job.root / "shared" / "output").glob("checkpoint-*"))
+
+
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
     job: Volume, tmp_path: Path
 ) -> None:

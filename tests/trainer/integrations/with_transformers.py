@@ -19,6 +19,7 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--sigkill-at", type=int, default=0)
 arguments.add_argument("--save-epochs", action="store_true")
+arguments.add_argument("--adds-files", action="store_true", help="a callback adds a file to what the Trainer saves")
 arguments.add_argument("--again", choices=["same", "new"], help="train once more, with this callback")
 arguments = arguments.parse_args()
 shared = Path(os.environ["DDPJOB_SHARED"])
@@ -40,6 +41,10 @@ class Notes(TrainerCallback):
         if state.is_world_process_zero and "loss" in logs:
             with (shared / "losses.jsonl").open("a") as file:
                 file.write(json.dumps([state.global_step, logs["loss"], logs["grad_norm"]]) + "\n")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if arguments.adds_files and state.is_world_process_zero:
+            (shared / "output" / f"checkpoint-{state.global_step}" / "added").write_text(str(state.global_step))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         time.sleep(float(os.environ.get("PACE", "0")))

@@ -40,6 +40,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._run: Run | None = None
         self._saved: int | None = None
         """The step of the last checkpoint."""
+        self._noted: tuple[int, Path] | None = None
+        """Step and folder of what the Trainer has saved, and is not taken over yet."""
         self._is_due = False
         """Whether the job has asked for one that the Trainer has not saved yet."""
         self._is_in_epoch = False
@@ -75,8 +77,17 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
             _check_batch(self._resumes_from / BATCH, self._batch)
         self._is_due = self._is_in_epoch = False
+        self._noted = None
         self.run.step = state.global_step
         self.run.listen()
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take over what the Trainer has saved at the end of the epoch before."""
+        self._take_over(args)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """And after the step before."""
+        self._take_over(args)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop where the job asks for it."""
@@ -94,6 +105,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save what was due after the last step, once."""
+        self._take_over(args)
         if self._is_in_epoch and not control.should_training_stop:  # of a data set without a length
             self._is_in_epoch = False
             self.run.epoch_ends()
@@ -112,24 +124,35 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             control.should_evaluate = False
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over what the Trainer has just saved."""
+        """The Trainer has saved. Callbacks behind this one may still add files of theirs, such as an adapter."""
         self._is_due = False
-        if state.global_step == self._saved:
+        if state.global_step != self._saved:
+            self._noted = state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Take over what was saved last: after the log of the end, save_total_limit=1 may remove it."""
+        if "train_runtime" in (logs or {}):
+            self._take_over(args)
+
+    def _take_over(self, args: Any) -> None:
+        """Make a checkpoint of what the Trainer has saved, and all callbacks have added to."""
+        if self._noted is None:
             return
-        source = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        with self.run.checkpoint(state.global_step) as folder:
+        (step, source), self._noted = self._noted, None
+        with self.run.checkpoint(step) as folder:
             # All ranks are here, so all have saved. One of each node, as the folder may be the node's own.
             if args.local_process_index == 0:
-                _take_over(source, folder)
+                _copy_all(source, folder)
             if args.process_index == 0:
                 (folder / BATCH).write_text(str(self._batch))
-        self._saved = state.global_step
+        self._saved = step
         if args.save_strategy == "no" and args.local_process_index == 0:
             # Saved for the job only, which has its copy: the Trainer never removes its own without save_total_limit.
             shutil.rmtree(source, ignore_errors=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the last loss; after a stop, leave as preempted instead of going on to what follows the training."""
+        self._take_over(args)
         if self.run.should_stop():
             self.run.finish()
             raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
@@ -155,7 +178,7 @@ def _check_batch(noted: Path, now: int) -> None:
         )
 
 
-def _take_over(source: Path, target: Path) -> None:
+def _copy_all(source: Path, target: Path) -> None:
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)
         if path.is_dir():
