@@ -129,6 +129,17 @@ def test_what_other_callbacks_add_to_what_the_trainer_saves_is_in_the_checkpoint
     assert not list((job.root / "shared" / "output").glob("checkpoint-*"))
 
 
+def test_a_batch_that_does_not_fit_into_memory_after_saves_begins_again_with_a_smaller_one(job: Volume) -> None:
+    every = {"DDPJOB_SNAPSHOT_EVERY": "2steps", "DDPJOB_SNAPSHOT_KEEP": "99"}
+    ended = job.train(1, "with_transformers.py", "--out-of-memory-at", "6", **every)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("training begins again after step 0, on 3 samples a step") == 1, ended.stdout
+    assert {2, 4} < set(job.checkpoint_steps()), "of the batch of 4"
+    of_batch = {int(path.parent.name[-12:]): path.read_text() for path in job.checkpoints.glob("*/ddpjob-global-batch")}
+    assert (of_batch.pop(2), of_batch.pop(4)) == ("4", "4")
+    assert (set(of_batch.values()), max(of_batch)) == ({"3"}, 48)
+
+
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
     job: Volume, tmp_path: Path
 ) -> None:
@@ -345,7 +356,7 @@ def test_a_stop_saves_although_only_the_best_is_to_be_saved() -> None:
     callback = DDPJobCallback()
     callback._run = SimpleNamespace(should_save=lambda: True, should_stop=lambda: True, step_end=lambda **_: None)
     control = TrainerControl(should_evaluate=True)
-    callback.on_step_end(SimpleNamespace(save_strategy="best"), SimpleNamespace(epoch=0.5), control)
+    callback.on_step_end(SimpleNamespace(save_strategy="best"), SimpleNamespace(epoch=0.5, global_step=1), control)
     # the Trainer takes should_save from the result of an evaluation, if there is one
     assert (control.should_save, control.should_evaluate, control.should_training_stop) == (True, False, True)
 
@@ -360,7 +371,7 @@ def test_a_stop_in_an_epoch_does_not_wait_for_the_evaluation_of_its_end(epoch: f
     callback = DDPJobCallback()
     callback._run = SimpleNamespace(should_save=lambda: False, should_stop=lambda: True, step_end=lambda **_: None)
     arguments, control = SimpleNamespace(save_strategy="steps"), TrainerControl()
-    callback.on_step_end(arguments, SimpleNamespace(epoch=epoch), control)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=epoch, global_step=1), control)
     control.should_evaluate = True  # by the Trainer's own callback, which comes first
     callback.on_epoch_end(arguments, SimpleNamespace(global_step=7), control)
     assert (control.should_evaluate, control.should_training_stop) == (evaluates, True)
@@ -378,15 +389,15 @@ def test_what_an_evaluation_has_the_trainer_forget_to_save_is_saved_after_the_ne
         should_save=lambda: next(due), should_stop=lambda: False, step_end=lambda **_: None, epoch=0
     )
     arguments, control = SimpleNamespace(save_strategy="best"), TrainerControl(should_evaluate=True)
-    callback.on_step_end(arguments, SimpleNamespace(epoch=0.2), control)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.2, global_step=1), control)
     assert (control.should_save, control.should_evaluate) == (True, True)
     control.should_save = control.should_evaluate = False  # it was not the best
-    callback.on_step_end(arguments, SimpleNamespace(epoch=0.4), control)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.4, global_step=1), control)
     assert control.should_save
-    callback._saved = 2
+    callback._saved = {2}
     callback.on_save(arguments, SimpleNamespace(global_step=2), control)
     control.should_save = False
-    callback.on_step_end(arguments, SimpleNamespace(epoch=0.6), control)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.6, global_step=1), control)
     assert not control.should_save
 
 
@@ -404,7 +415,7 @@ def test_an_epoch_of_a_data_set_without_a_length_ends_too() -> None:
     arguments, control = SimpleNamespace(save_strategy="no"), TrainerControl()
     for epochs, stops in (((0.1, 0.2), False), ((1.5, 2.0), False), ((2.1,), True)):
         for epoch in epochs:
-            callback.on_step_end(arguments, SimpleNamespace(epoch=epoch), control)
+            callback.on_step_end(arguments, SimpleNamespace(epoch=epoch, global_step=1), control)
         control.should_training_stop = stops
         callback.on_epoch_end(arguments, SimpleNamespace(global_step=7), control)
     assert seen == [False, False, "epoch", False, True, False]
@@ -423,11 +434,11 @@ def test_the_step_after_an_epoch_whose_last_step_the_trainer_has_saved_saves_not
     )
     callback._run.epoch_ends = lambda: asked.append(True)
     arguments, control = SimpleNamespace(save_strategy="steps"), TrainerControl()
-    callback.on_step_end(arguments, SimpleNamespace(epoch=0.2), control)
-    callback._saved = 2
+    callback.on_step_end(arguments, SimpleNamespace(epoch=0.2, global_step=1), control)
+    callback._saved = {2}
     callback.on_epoch_end(arguments, SimpleNamespace(global_step=2), control)
     assert (asked, control.should_save) == ([True], False)
-    callback.on_step_end(arguments, SimpleNamespace(epoch=1.1), control)
+    callback.on_step_end(arguments, SimpleNamespace(epoch=1.1, global_step=1), control)
     assert not control.should_save
 
 

@@ -19,6 +19,7 @@ arguments = argparse.ArgumentParser()
 arguments.add_argument("--sigterm-at", type=int, default=0)
 arguments.add_argument("--sigkill-at", type=int, default=0)
 arguments.add_argument("--save-epochs", action="store_true")
+arguments.add_argument("--out-of-memory-at", type=int, default=0, help="once, and look for a batch that fits")
 arguments.add_argument("--adds-files", action="store_true", help="a callback adds a file to what the Trainer saves")
 arguments.add_argument("--again", choices=["same", "new"], help="train once more, with this callback")
 arguments = arguments.parse_args()
@@ -48,6 +49,9 @@ class Notes(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         time.sleep(float(os.environ.get("PACE", "0")))
+        if state.global_step + 1 == arguments.out_of_memory_at:
+            arguments.out_of_memory_at = 0
+            raise RuntimeError("CUDA out of memory.")
         if args.process_index == 1 and attempt == "0":
             if state.global_step + 1 == arguments.sigterm_at:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -62,6 +66,7 @@ settings = TrainingArguments(
     gradient_accumulation_steps=int(os.environ.get("ACCUMULATED", "1")),
     logging_steps=1,
     save_strategy="epoch" if arguments.save_epochs else "no",
+    auto_find_batch_size=bool(arguments.out_of_memory_at),
     report_to=[],
     use_cpu=True,
     disable_tqdm=True,

@@ -38,8 +38,10 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._run: Run | None = None
-        self._saved: int | None = None
-        """The step of the last checkpoint."""
+        self._saved: set[int] = set()
+        """Steps that have a checkpoint of this training."""
+        self._left: set[int] = set()
+        """And those of one before in this process, whose batch has not fitted into memory."""
         self._noted: tuple[int, Path] | None = None
         """Step and folder of what the Trainer has saved, and is not taken over yet."""
         self._is_due = False
@@ -78,6 +80,14 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             _check_batch(self._resumes_from / BATCH, self._batch)
         self._is_due = self._is_in_epoch = False
         self._noted = None
+        self._left, self._saved = self._left | self._saved, set()
+        if self._left and args.process_index == 0:
+            print(
+                f"training begins again after step {state.global_step}, on {self._batch} samples a step: the "
+                f"checkpoints of this attempt up to step {max(self._left)} stay as they are, and their steps are not "
+                "saved again",
+                flush=True,
+            )
         self.run.step = state.global_step
         self.run.listen()
 
@@ -99,7 +109,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         # With save_strategy="best" the Trainer decides anew after an evaluation: then the next step makes up for it.
         self._is_due = self._is_due or self.run.should_save()
         # After the last step of an epoch the Trainer may save of its own accord, and a second time is one too many.
-        control.should_save = control.should_save or (self._is_due and not is_end)
+        can_save = not is_end and state.global_step not in self._left
+        control.should_save = control.should_save or (self._is_due and can_save)
         control.should_training_stop = control.should_training_stop or self.run.should_stop()
         self._save_at_a_stop(args, control)
 
@@ -110,8 +121,11 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             self._is_in_epoch = False
             self.run.epoch_ends()
         # A step that is saved is not due any more, and the next one makes up for nothing.
-        self._is_due = (self._is_due or self.run.should_save()) and state.global_step != self._saved
-        control.should_save = (control.should_save and state.global_step != self._saved) or self._is_due
+        is_saved = state.global_step in self._saved
+        self._is_due = (self._is_due or self.run.should_save()) and not is_saved
+        control.should_save = (control.should_save and not is_saved) or (
+            self._is_due and state.global_step not in self._left
+        )
         if self._is_in_epoch and self.run.should_stop():
             # The Trainer comes here when it leaves an epoch, too, and eval_strategy="epoch" would evaluate for as long
             # as a pod may have to leave. At the end of one it has to: the next attempt begins after that.
@@ -126,7 +140,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer has saved. Callbacks behind this one may still add files of theirs, such as an adapter."""
         self._is_due = False
-        if state.global_step != self._saved:
+        if state.global_step not in self._saved | self._left:
             self._noted = state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -145,7 +159,7 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
                 _copy_all(source, folder)
             if args.process_index == 0:
                 (folder / BATCH).write_text(str(self._batch))
-        self._saved = step
+        self._saved.add(step)
         if args.save_strategy == "no" and args.local_process_index == 0:
             # Saved for the job only, which has its copy: the Trainer never removes its own without save_total_limit.
             shutil.rmtree(source, ignore_errors=True)
