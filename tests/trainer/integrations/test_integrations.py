@@ -140,6 +140,54 @@ def test_a_batch_that_does_not_fit_into_memory_after_saves_begins_again_with_a_s
     assert (set(of_batch.values()), max(of_batch)) == ({"3"}, 48)
 
 
+@pytest.mark.parametrize(
+    ("case", "stays"),
+    [
+        ("of the job", False),
+        ("of both", True),
+        ("of a callback behind", True),
+        ("of the Trainer at the end of the epoch", True),
+        ("the best", True),
+        ("limited", True),
+        ("nothing else saves", False),
+    ],
+)
+def test_what_the_trainer_saves_for_the_job_alone_does_not_stay_in_its_folder(
+    tmp_path: Path, case: str, stays: bool
+) -> None:
+    from transformers import TrainerControl
+
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    (tmp_path / "job").mkdir()
+    source = tmp_path / "checkpoint-2"
+    source.mkdir()
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(
+        should_save=lambda: case != "of a callback behind",
+        should_stop=lambda: False,
+        step_end=lambda **_: None,
+        checkpoint=lambda step: nullcontext(tmp_path / "job"),
+    )
+    arguments = SimpleNamespace(
+        save_strategy="no" if case == "nothing else saves" else "steps",
+        output_dir=f"{tmp_path.parent}/./{tmp_path.name}",
+        process_index=0,
+        local_process_index=0,
+        push_to_hub=False,
+        save_total_limit=2 if case == "limited" else None,
+    )
+    best = f"{arguments.output_dir}/checkpoint-2" if case == "the best" else None
+    state = SimpleNamespace(epoch=0.2, global_step=2, best_model_checkpoint=best)
+    control = TrainerControl(should_save=case == "of both")
+    callback.on_step_end(arguments, state, control)
+    callback.on_save(arguments, state, control)
+    control.should_save = case == "of the Trainer at the end of the epoch"
+    control.should_training_stop = True
+    callback.on_epoch_end(arguments, state, control)
+    assert (source.is_dir(), control.should_save) == (stays, False)
+
+
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(
     job: Volume, tmp_path: Path
 ) -> None:

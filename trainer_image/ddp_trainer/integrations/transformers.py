@@ -8,7 +8,7 @@
 
 Whatever the Trainer saves is copied into the job's checkpoints, by the file system itself where it can: a link would
 change with the Trainer's file, which it writes again when it saves the same step again. It saves as its own arguments
-say and, besides, as often as `spec.snapshots.every`. With `save_strategy="no"` only the copy stays.
+say and, besides, as often as `spec.snapshots.every`: of what it saves for the job alone, only the copy stays.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         """And those of one before in this process, whose batch has not fitted into memory."""
         self._noted: tuple[int, Path] | None = None
         """Step and folder of what the Trainer has saved, and is not taken over yet."""
+        self._is_for_job = False
+        """Whether only the job has asked for what the Trainer saves next, or has saved last."""
         self._is_due = False
         """Whether the job has asked for one that the Trainer has not saved yet."""
         self._is_in_epoch = False
@@ -93,11 +95,11 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take over what the Trainer has saved at the end of the epoch before."""
-        self._take_over(args)
+        self._take_over(args, state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """And after the step before."""
-        self._take_over(args)
+        self._take_over(args, state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop where the job asks for it."""
@@ -109,28 +111,31 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         # With save_strategy="best" the Trainer decides anew after an evaluation: then the next step makes up for it.
         self._is_due = self._is_due or self.run.should_save()
         # After the last step of an epoch the Trainer may save of its own accord, and a second time is one too many.
-        can_save = not is_end and state.global_step not in self._left
-        control.should_save = control.should_save or (self._is_due and can_save)
+        self._ask_to_save(control, self._is_due and not is_end and state.global_step not in self._left)
         control.should_training_stop = control.should_training_stop or self.run.should_stop()
         self._save_at_a_stop(args, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save what was due after the last step, once."""
-        self._take_over(args)
+        self._is_for_job = self._is_for_job and not control.should_save  # it keeps what it would save a second time
+        self._take_over(args, state)
         if self._is_in_epoch and not control.should_training_stop:  # of a data set without a length
             self._is_in_epoch = False
             self.run.epoch_ends()
         # A step that is saved is not due any more, and the next one makes up for nothing.
         is_saved = state.global_step in self._saved
         self._is_due = (self._is_due or self.run.should_save()) and not is_saved
-        control.should_save = (control.should_save and not is_saved) or (
-            self._is_due and state.global_step not in self._left
-        )
+        control.should_save = control.should_save and not is_saved
+        self._ask_to_save(control, self._is_due and state.global_step not in self._left)
         if self._is_in_epoch and self.run.should_stop():
             # The Trainer comes here when it leaves an epoch, too, and eval_strategy="epoch" would evaluate for as long
             # as a pod may have to leave. At the end of one it has to: the next attempt begins after that.
             control.should_evaluate = False
         self._save_at_a_stop(args, control)
+
+    def _ask_to_save(self, control: Any, is_due: bool) -> None:
+        self._is_for_job = is_due and not control.should_save
+        control.should_save = control.should_save or is_due
 
     def _save_at_a_stop(self, args: Any, control: Any) -> None:
         """With save_strategy="best" the Trainer decides anew after an evaluation, and forgets that it was to save."""
@@ -146,9 +151,9 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Take over what was saved last: after the log of the end, save_total_limit=1 may remove it."""
         if "train_runtime" in (logs or {}):
-            self._take_over(args)
+            self._take_over(args, state)
 
-    def _take_over(self, args: Any) -> None:
+    def _take_over(self, args: Any, state: Any) -> None:
         """Make a checkpoint of what the Trainer has saved, and all callbacks have added to."""
         if self._noted is None:
             return
@@ -160,13 +165,14 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
             if args.process_index == 0:
                 (folder / BATCH).write_text(str(self._batch))
         self._saved.add(step)
-        if args.save_strategy == "no" and args.local_process_index == 0:
-            # Saved for the job only, which has its copy: the Trainer never removes its own without save_total_limit.
+        is_left_over = self._is_for_job and not _is_of_use(source, args, state)
+        if args.local_process_index == 0 and (args.save_strategy == "no" or is_left_over):
+            # The job has its copy, and the Trainer never removes its own without save_total_limit.
             shutil.rmtree(source, ignore_errors=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the last loss; after a stop, leave as preempted instead of going on to what follows the training."""
-        self._take_over(args)
+        self._take_over(args, state)
         if self.run.should_stop():
             self.run.finish()
             raise Preempted(f"asked to stop; the checkpoint of step {state.global_step} is saved")
@@ -190,6 +196,12 @@ def _check_batch(noted: Path, now: int) -> None:
             "per_device_train_batch_size or gradient_accumulation_steps; or set max_steps, or train under another job "
             "name to start anew"
         )
+
+
+def _is_of_use(source: Path, args: Any, state: Any) -> bool:
+    """Whether the Trainer may load it as its best, still push it, or has removed an older one of its own for it."""
+    is_best = Path(state.best_model_checkpoint or "") == source
+    return is_best or args.push_to_hub or (args.save_total_limit or 0) > 0
 
 
 def _copy_all(source: Path, target: Path) -> None:
