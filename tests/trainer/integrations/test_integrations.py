@@ -97,6 +97,7 @@ def test_the_batch_of_a_run_that_resumes_is_that_of_its_own_arguments(
         gradient_accumulation_steps=1,
         world_size=1,
         max_steps=-1,
+        accelerator_config=SimpleNamespace(split_batches=False),
     )
     state = SimpleNamespace(global_step=7, train_batch_size=4)
     if of_device == 8:
@@ -107,6 +108,41 @@ def test_the_batch_of_a_run_that_resumes_is_that_of_its_own_arguments(
             callback.on_train_begin(arguments, state, None)
     monkeypatch.setattr(transformers, "FOLLOWS_BATCH", True)
     with pytest.raises(UserError, match=r"trained on 8 samples a step.*this one would on 4:"):
+        callback.on_train_begin(arguments, state, None)
+
+
+@pytest.mark.parametrize(
+    ("noted", "is_split", "is_refused"),
+    [
+        ({"ddpjob-step-batch": "8"}, True, False),
+        ({"ddpjob-step-batch": "16"}, True, True),
+        ({"ddpjob-global-batch": "32"}, True, False),
+        ({"ddpjob-global-batch": "32"}, False, False),
+        ({"ddpjob-global-batch": "8"}, False, True),
+    ],
+    ids=["same", "other", "unknown of an earlier version", "each its own", "each its own, other"],
+)
+def test_a_batch_that_ranks_divide_among_them_is_that_of_a_step(
+    tmp_path: Path, noted: dict[str, str], is_split: bool, is_refused: bool
+) -> None:
+    from ddp_trainer.integrations.transformers import DDPJobCallback
+
+    for name, text in noted.items():
+        (tmp_path / name).write_text(text)
+    callback = DDPJobCallback()
+    callback._run = SimpleNamespace(step=0, training_begins=lambda: None, listen=lambda: None)
+    callback._resumes_from = tmp_path
+    arguments = SimpleNamespace(
+        save_only_model=False,
+        auto_find_batch_size=False,
+        train_batch_size=8,
+        gradient_accumulation_steps=1,
+        world_size=4,
+        max_steps=-1,
+        accelerator_config=SimpleNamespace(split_batches=is_split),
+    )
+    state = SimpleNamespace(global_step=7, train_batch_size=8)
+    with pytest.raises(UserError, match="samples a step") if is_refused else nullcontext():
         callback.on_train_begin(arguments, state, None)
 
 
@@ -135,7 +171,7 @@ def test_a_batch_that_does_not_fit_into_memory_after_saves_begins_again_with_a_s
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("training begins again after step 0, on 3 samples a step") == 1, ended.stdout
     assert {2, 4} < set(job.checkpoint_steps()), "of the batch of 4"
-    of_batch = {int(path.parent.name[-12:]): path.read_text() for path in job.checkpoints.glob("*/ddpjob-global-batch")}
+    of_batch = {int(path.parent.name[-12:]): path.read_text() for path in job.checkpoints.glob("*/ddpjob-step-batch")}
     assert (of_batch.pop(2), of_batch.pop(4)) == ("4", "4")
     assert (set(of_batch.values()), max(of_batch)) == ({"3"}, 48)
 

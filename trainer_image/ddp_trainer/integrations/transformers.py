@@ -25,8 +25,10 @@ from ddp_trainer.client.attach import attach
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import Preempted, UserError
 
-BATCH: Final = "ddpjob-global-batch"
-"""A file of ours in the checkpoint."""
+BATCH: Final = "ddpjob-step-batch"
+"""A file of ours in the checkpoint, with the samples of a step."""
+OLD_BATCH: Final = "ddpjob-global-batch"
+"""Of earlier versions, which took a batch that ranks divide among them for that of each."""
 NO_COPY: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF})
 """Where copy_file_range(2) does not work."""
 FOLLOWS_BATCH: Final = tuple(map(int, __version__.split(".")[:2])) < (5, 3)
@@ -77,9 +79,11 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         # for one that fits into memory, and then it is in the state of a new run, too. An older one always does.
         follows = FOLLOWS_BATCH or args.auto_find_batch_size
         of_device = (follows and state.train_batch_size) or args.train_batch_size
-        self._batch = of_device * args.gradient_accumulation_steps * args.world_size
+        is_split = args.accelerator_config.split_batches
+        self._batch = of_device * args.gradient_accumulation_steps * (1 if is_split else args.world_size)
         if self._resumes_from is not None and state.global_step and args.max_steps <= 0:
-            _check_batch(self._resumes_from / BATCH, self._batch)
+            noted = self._resumes_from / BATCH
+            _check_batch(noted if noted.exists() or is_split else noted.with_name(OLD_BATCH), self._batch)
         self._is_due = self._is_in_epoch = False
         self._noted = None
         self._left, self._saved = self._left | self._saved, set()
