@@ -255,6 +255,17 @@ def weights(job: Volume) -> Any:
     return json.loads((job.root / "shared" / "weights.json").read_text())
 
 
+def test_a_lightning_run_that_stops_at_a_validation_in_an_epoch_makes_it(job: Volume) -> None:
+    # 8 steps an epoch: the stop is agreed on at the end of step 12
+    every = {"DDPJOB_SNAPSHOT_EVERY": "4steps", "DDPJOB_SNAPSHOT_KEEP": "99"}
+    stopped = job.train(1, "with_lightning.py", "--validates-every", "4", "--sigterm-at", "11", **every)
+    assert (stopped.returncode != 0, job.checkpoint_steps()) == (True, [4, 8, 12]), stopped.stderr
+    job.trained(1, "with_lightning.py", "--validates-every", "4", DDPJOB_ATTEMPT="1", **every)
+    assert job.checkpoint_steps() == list(range(4, 49, 4))
+    validated = [int(line) for line in (job.root / "shared" / "validated").read_text().splitlines()]
+    assert validated == list(range(4, 49, 4))
+
+
 def test_what_lightning_saves_at_the_end_of_an_epoch_has_the_generators_of_that_moment(job: Volume) -> None:
     # those of its end, whatever the next epoch draws for its order
     once = {"DDPJOB_SNAPSHOT_EVERY": "100epochs", "DDPJOB_SNAPSHOT_KEEP": "9"}
@@ -363,7 +374,7 @@ def test_the_end_of_an_epoch_is_saved_with_what_is_called_there_behind_other_cal
     callback, stopping, checkpoint = DDPJobCallback(), EarlyStopping("loss"), ModelCheckpoint()
     stopping.on_train_epoch_end = lambda *_: seen.append("stopping")
     checkpoint.on_train_epoch_end = lambda *_: seen.append("checkpoint")
-    callback._at_end = type(callback._at_end)(lambda _: seen.append("job"))
+    callback._at_end = type(callback._at_end)(lambda _: seen.append("job"), lambda _: None)
     trainer = SimpleNamespace(
         callbacks=[callback, checkpoint, stopping],
         lightning_module=None,

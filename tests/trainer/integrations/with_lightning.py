@@ -23,6 +23,7 @@ arguments.add_argument("--model-checkpoint", action="store_true")
 arguments.add_argument("--again", choices=["same"], help="train another model, with this callback")
 arguments.add_argument("--save-epochs", action="store_true", help="a ModelCheckpoint at the end of each epoch")
 arguments.add_argument("--random", action="store_true", help="shuffle, and drop out, on each rank otherwise")
+arguments.add_argument("--validates-every", type=int, default=0, help="so many steps, and lower the rate by it")
 arguments = arguments.parse_args()
 shared = Path(os.environ["DDPJOB_SHARED"])
 
@@ -48,8 +49,20 @@ class Regression(lightning.LightningModule):
                 file.write(json.dumps([self.global_step + 1, loss.item()]) + "\n")
         return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=0.1)
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("measured", 1.0)
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            with (shared / "validated").open("a") as file:
+                file.write(f"{self.global_step}\n")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
+        if not arguments.validates_every:
+            return optimizer
+        lowered = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": lowered, "monitor": "measured"}}
 
 
 torch.manual_seed(1)
@@ -72,10 +85,12 @@ def train(model: Regression) -> lightning.Trainer:
         logger=False,
         enable_checkpointing=bool(own),
         enable_progress_bar=False,
+        val_check_interval=arguments.validates_every or None,
         callbacks=[callback, *own],
         plugins=[callback.checkpoint_io],
     )
-    trainer.fit(model, loader, ckpt_path=callback.latest())
+    validation = loader if arguments.validates_every else None
+    trainer.fit(model, loader, validation, ckpt_path=callback.latest())
     return trainer
 
 

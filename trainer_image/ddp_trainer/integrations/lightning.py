@@ -47,7 +47,9 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         self._saved: set[int] = set()
         """Steps that have a checkpoint."""
         self._saving = False
-        self._at_end = _AtEnd(self._save_if_due)
+        self._at_end = _AtEnd(self._save_if_due, self._validated)
+        self._is_before_validation = False
+        """Whether a validation follows the last step, and the save that is due after both."""
         self._is_in_epoch = False
         """Whether the last step did not end one, as far as was known then."""
         self._generators: Tensor | None = None
@@ -137,12 +139,20 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save and stop where the job asks for it, after a batch that was a step."""
+        self._is_before_validation = False
         if trainer.global_step <= self.run.step:
             return
         self.run.step = trainer.global_step - 1  # several optimizers make several of Lightning's steps
         self.run.step_end(epoch_end=bool(trainer.is_last_batch))
         self._is_in_epoch = not trainer.is_last_batch
-        if self._is_in_epoch:
+        self._is_before_validation = self._at_end in trainer.callbacks and _validates_now(trainer)
+        if self._is_in_epoch and not self._is_before_validation:
+            self._save_if_due(trainer)
+
+    def _validated(self, trainer: Any) -> None:
+        """A checkpoint from before the validation has Lightning resume after it, so that no attempt would make it."""
+        is_due, self._is_before_validation = self._is_before_validation and self._is_in_epoch, False
+        if is_due:
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -196,19 +206,24 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
 
 
 class _AtEnd(Checkpoint):  # type: ignore[misc]
-    """Saves at the end of an epoch, after what Lightning calls there behind all other callbacks: the module's own hook,
-    EarlyStopping and ModelCheckpoint. A run of so many epochs resumes with the next one, and calls none of them for
-    this one.
+    """Saves at the end of an epoch, or of a validation in it, after what Lightning calls there behind all other
+    callbacks: the module's own hook, EarlyStopping and ModelCheckpoint. A run of so many epochs resumes with the next
+    one, and calls none of them for this one.
     """
 
     best_model_path = ""
     """As of a ModelCheckpoint that has none: Trainer.checkpoint_callback is this one where there is no other."""
 
-    def __init__(self, save_if_due: Callable[[Any], None]) -> None:
+    def __init__(self, save_if_due: Callable[[Any], None], validated: Callable[[Any], None]) -> None:
         self._save_if_due = save_if_due
+        self._validated = validated
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._save_if_due(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        with torch.inference_mode(False):  # as where a save follows a step
+            self._validated(trainer)
 
 
 class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
@@ -220,6 +235,16 @@ class _NotedIO(TorchCheckpointIO):  # type: ignore[misc]
         super().save_checkpoint(checkpoint, path, storage_options)
         if "optimizer_states" in checkpoint:  # not with save_weights_only, from which no training resumes
             self.path = Path(path)
+
+
+def _validates_now(trainer: Any) -> bool:
+    """Whether Lightning validates after this batch. By the time since the last one, ranks may not know that alike yet,
+    and the next attempt has another time.
+    """
+    loop = trainer.fit_loop
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        return False
+    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
 def _generators_of(folder: Path, rank: int) -> Path:
