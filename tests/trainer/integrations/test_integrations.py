@@ -266,6 +266,18 @@ def test_a_lightning_run_that_stops_at_a_validation_in_an_epoch_makes_it(job: Vo
     assert validated == list(range(4, 49, 4))
 
 
+def test_a_lightning_run_that_follows_a_metric_resumes_with_the_same_learning_rates(
+    job: Volume, tmp_path: Path
+) -> None:
+    arguments = ("with_lightning.py", "--validates-every", "8")
+    every = {"DDPJOB_SNAPSHOT_EVERY": "1epochs"}
+    whole = made(tmp_path / "unbroken").trained(1, *arguments, **every)
+    stopped = job.train(1, *arguments, "--sigterm-at", "15", **every)
+    assert (stopped.returncode != 0, job.checkpoint_steps()[-1]) == (True, 16), stopped.stderr
+    job.trained(1, *arguments, DDPJOB_ATTEMPT="1", **every)
+    assert (job.script_losses(), weights(job)) == (whole.script_losses(), weights(whole))
+
+
 def test_what_lightning_saves_at_the_end_of_an_epoch_has_the_generators_of_that_moment(job: Volume) -> None:
     # those of its end, whatever the next epoch draws for its order
     once = {"DDPJOB_SNAPSHOT_EVERY": "100epochs", "DDPJOB_SNAPSHOT_KEEP": "9"}

@@ -34,6 +34,8 @@ from ddp_trainer.contract.exit_codes import Preempted
 from ddp_trainer.snapshots.codec import rng
 
 FILE: Final = "lightning.ckpt"
+PLATEAUS: Final = "ddpjob_plateaus"
+"""In Lightning's file, what the schedulers that follow a metric are given after it is written (`_plateaus_of`)."""
 
 
 class DDPJobCallback(Callback):  # type: ignore[misc]
@@ -54,6 +56,8 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         """Whether the last step did not end one, as far as was known then."""
         self._generators: Tensor | None = None
         """This rank's, when Lightning has saved last."""
+        self._plateaus: dict[str, Any] | None = None
+        """Of the checkpoint, until training begins."""
         self._resumed_from: Path | None = None
         """The checkpoint, if it has generators, until an epoch begins or ends."""
 
@@ -104,6 +108,14 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
         has_generators = path.name == FILE and _generators_of(path.parent, 0).is_file()
         self._resumed_from = path.parent if has_generators else None
         self._restore_generators(trainer)
+        plateaus, self._plateaus = self._plateaus, None
+        if plateaus is None or not trainer.ckpt_path:  # another one was loaded, as to validate
+            return
+        # after a validation in an epoch, Lightning gives the metric to its scheduler itself when it resumes
+        trainer.callback_metrics.update(plateaus["metrics"])
+        for index, config in enumerate(trainer.lr_scheduler_configs):
+            if index in plateaus["due"] and config.monitor in plateaus["metrics"]:
+                pl_module.lr_scheduler_step(config.scheduler, plateaus["metrics"][config.monitor])
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """After a resume, begin the epoch as the unbroken run did: Lightning has an iterator of its data already, which
@@ -125,8 +137,13 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
         """Lightning saves, on all ranks; the file is there once rank 0 has written it."""
         self._generators = rng.capture()
+        checkpoint[PLATEAUS] = _plateaus_of(trainer)
         if not self._saving and trainer.strategy.checkpoint_io is self._io:
             self._noted = trainer.global_step
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        """Training goes on from this file."""
+        self._plateaus = checkpoint.get(PLATEAUS)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Take over what a ModelCheckpoint has saved after the batch before."""
@@ -245,6 +262,29 @@ def _validates_now(trainer: Any) -> bool:
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         return False
     return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+
+
+def _plateaus_of(trainer: Any) -> dict[str, Any]:
+    """The metrics that schedulers follow, as a ReduceLROnPlateau, and indices of those that are due at the end of this
+    epoch: Lightning has them step behind all that may save there, and then not when it resumes.
+    """
+    loop = trainer.fit_loop
+    epochs = loop.epoch_progress.current
+    ends = epochs.processed > epochs.completed and loop.epoch_loop._num_ready_batches_reached()
+    follow = {index: config for index, config in enumerate(trainer.lr_scheduler_configs) if config.reduce_on_plateau}
+    if not trainer.lightning_module.automatic_optimization:
+        follow = {}
+    names = {config.monitor for config in follow.values()}
+    metrics = {name: value for name, value in trainer.callback_metrics.items() if name in names}
+    due = [
+        index
+        for index, config in follow.items()
+        if ends
+        and config.interval == "epoch"
+        and (trainer.current_epoch + 1) % config.frequency == 0
+        and config.monitor in metrics
+    ]
+    return {"metrics": metrics, "due": due}
 
 
 def _generators_of(folder: Path, rank: int) -> Path:
