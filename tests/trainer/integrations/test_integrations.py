@@ -278,6 +278,22 @@ def test_a_lightning_run_that_follows_a_metric_resumes_with_the_same_learning_ra
     assert (job.script_losses(), weights(job)) == (whole.script_losses(), weights(whole))
 
 
+def test_a_lightning_run_that_follows_a_metric_lowers_the_rate_after_an_epoch_that_it_resumes_in(
+    job: Volume, tmp_path: Path
+) -> None:
+    arguments = ("with_lightning.py", "--validates-every", "8")
+    whole = made(tmp_path / "unbroken").trained(1, *arguments)
+    stopped = job.train(1, *arguments, "--sigterm-at", "19")
+    assert (stopped.returncode != 0, 16 < job.checkpoint_steps()[-1] < 24) == (True, True), stopped.stderr
+    job.trained(1, *arguments, DDPJOB_ATTEMPT="1")
+    assert rates(job) == rates(whole)
+
+
+def rates(job: Volume) -> list[str]:
+    """Of each epoch, as it begins."""
+    return (job.root / "shared" / "rates").read_text().splitlines()
+
+
 def test_what_lightning_saves_at_the_end_of_an_epoch_has_the_generators_of_that_moment(job: Volume) -> None:
     # those of its end, whatever the next epoch draws for its order
     once = {"DDPJOB_SNAPSHOT_EVERY": "100epochs", "DDPJOB_SNAPSHOT_KEEP": "9"}

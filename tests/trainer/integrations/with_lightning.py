@@ -49,6 +49,10 @@ class Regression(lightning.LightningModule):
                 file.write(json.dumps([self.global_step + 1, loss.item()]) + "\n")
         return loss
 
+    def on_train_epoch_start(self) -> None:
+        with (shared / "rates").open("a") as file:
+            file.write(f"{self.current_epoch} {self.trainer.optimizers[0].param_groups[0]['lr']}\n")
+
     def validation_step(self, batch: Any, index: int) -> None:
         self.log("measured", 1.0)
 

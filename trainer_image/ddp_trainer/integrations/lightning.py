@@ -113,9 +113,7 @@ class DDPJobCallback(Callback):  # type: ignore[misc]
             return
         # after a validation in an epoch, Lightning gives the metric to its scheduler itself when it resumes
         trainer.callback_metrics.update(plateaus["metrics"])
-        for index, config in enumerate(trainer.lr_scheduler_configs):
-            if index in plateaus["due"] and config.monitor in plateaus["metrics"]:
-                pl_module.lr_scheduler_step(config.scheduler, plateaus["metrics"][config.monitor])
+        _step_plateaus(trainer, plateaus)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """After a resume, begin the epoch as the unbroken run did: Lightning has an iterator of its data already, which
@@ -237,6 +235,8 @@ class _AtEnd(Checkpoint):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._save_if_due(trainer)
+        if trainer.fit_loop.restarting:  # resumed in this epoch, at whose end Lightning leaves them out
+            _step_plateaus(trainer, _plateaus_of(trainer))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         with torch.inference_mode(False):  # as where a save follows a step
@@ -285,6 +285,12 @@ def _plateaus_of(trainer: Any) -> dict[str, Any]:
         and config.monitor in metrics
     ]
     return {"metrics": metrics, "due": due}
+
+
+def _step_plateaus(trainer: Any, plateaus: dict[str, Any]) -> None:
+    for index, config in enumerate(trainer.lr_scheduler_configs):
+        if index in plateaus["due"] and config.monitor in plateaus["metrics"]:
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, plateaus["metrics"][config.monitor])
 
 
 def _generators_of(folder: Path, rank: int) -> Path:
