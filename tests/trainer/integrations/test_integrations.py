@@ -185,6 +185,7 @@ def test_a_batch_that_does_not_fit_into_memory_after_saves_begins_again_with_a_s
         ("of the Trainer at the end of the epoch", True),
         ("the best", True),
         ("limited", True),
+        ("with an evaluation", True),
         ("nothing else saves", False),
     ],
 )
@@ -215,13 +216,20 @@ def test_what_the_trainer_saves_for_the_job_alone_does_not_stay_in_its_folder(
     )
     best = f"{arguments.output_dir}/checkpoint-2" if case == "the best" else None
     state = SimpleNamespace(epoch=0.2, global_step=2, best_model_checkpoint=best)
-    control = TrainerControl(should_save=case == "of both")
+    control = TrainerControl(should_save=case == "of both", should_evaluate=case == "with an evaluation")
     callback.on_step_end(arguments, state, control)
     callback.on_save(arguments, state, control)
     control.should_save = case == "of the Trainer at the end of the epoch"
     control.should_training_stop = True
     callback.on_epoch_end(arguments, state, control)
     assert (source.is_dir(), control.should_save) == (stays, False)
+
+
+def test_what_another_callback_has_removed_is_no_checkpoint(tmp_path: Path) -> None:
+    from ddp_trainer.integrations import transformers
+
+    with pytest.raises(UserError, match="checkpoint-2 is gone"):
+        transformers._copy_all(tmp_path / "checkpoint-2", tmp_path)
 
 
 def test_a_lightning_run_that_was_asked_to_stop_exits_143_and_resumes_to_the_same_losses(

@@ -138,7 +138,8 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._save_at_a_stop(args, control)
 
     def _ask_to_save(self, control: Any, is_due: bool) -> None:
-        self._is_for_job = is_due and not control.should_save
+        # After an evaluation another callback may ask for the same save, which this one would not see.
+        self._is_for_job = is_due and not control.should_save and not control.should_evaluate
         control.should_save = control.should_save or is_due
 
     def _save_at_a_stop(self, args: Any, control: Any) -> None:
@@ -209,6 +210,11 @@ def _is_of_use(source: Path, args: Any, state: Any) -> bool:
 
 
 def _copy_all(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        raise UserError(
+            f"{source} is gone before the job has its copy: a callback that removes it in on_save has to do so "
+            "later, as in the next on_step_end"
+        )
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)
         if path.is_dir():
