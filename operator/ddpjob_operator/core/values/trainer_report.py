@@ -31,6 +31,13 @@ _MESSAGES_KNOWN = 2048
 """More than the largest gang has pods."""
 _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,63}")
 _SIGNAL = re.compile(r"SIG[A-Z0-9]{2,12}")
+_DECODER = json.JSONDecoder()
+_TEXTS = ("message", "exception", "cut", "traceback")
+"""Fields of a termination message that say something without their end."""
+_MEMBER = re.compile(r'[{,]\s*"(\w{1,64})":\s*')
+"""How a member of an object begins, before its value."""
+_CUT_TEXT = re.compile(r'("(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z')
+"""A text without its end, and an escape without its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +171,10 @@ def read_status(text: str | bytes) -> TrainerReport | None:
 
 
 def read_termination(text: str) -> TerminationReport | None:
-    """A termination message, or None if the text is something else."""
-    given = _load(text)
+    """A termination message, or None if the text is something else. One that the kubelet has cut has the fields before
+    the cut.
+    """
+    given = _load(text) or _before_the_cut(text)
     if given is None:
         return None
     reason, signal = _text(given.get("reason")), _text(given.get("signal"))
@@ -194,6 +203,29 @@ def _load(text: str | bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):  # nothing is taken for granted, not even its depth
         return None
     return given if isinstance(given, dict) and given.get("version") == VERSION else None
+
+
+def _before_the_cut(text: str) -> dict[str, Any] | None:
+    """The whole fields of a termination message that was cut, and the beginning of the text that was; None if the
+    reason is not among them.
+
+    The kubelet divides 12 KiB among the containers of a pod, however many webhooks have added.
+    """
+    found: dict[str, Any] = {}
+    position = 0
+    while (member := _MEMBER.match(text, position)) is not None:
+        try:
+            value, position = _DECODER.raw_decode(text, member.end())
+        except (ValueError, RecursionError):
+            cut = _CUT_TEXT.match(text, member.end()) if member[1] in _TEXTS else None
+            if cut is not None:
+                # the kubelet counts bytes: half a character has become a replacement
+                found[member[1]] = json.loads(f'{cut[1]}"').rstrip("\ufffd") + "…"
+            break
+        if isinstance(value, int | float) and text[position : position + 1] not in (",", "}"):
+            break  # more digits may have followed
+        found[member[1]] = value
+    return found if found.get("version") == VERSION and "reason" in found else None
 
 
 def _progress(given: Mapping[str, Any]) -> dict[str, Any]:

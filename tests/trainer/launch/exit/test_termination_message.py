@@ -23,6 +23,11 @@ def test_the_message_has_exactly_the_fields_of_the_contract():
     assert list(message) == list(EXAMPLE)
 
 
+def test_what_may_be_long_comes_last_where_the_kubelet_cuts():
+    message = message_of(ExitCause(1, "WorkerKilled", "text"), None, ExitEvidence(wall=1.0, procs=1))
+    assert list(message)[-5:] == ["message", "metrics", "exception", "cut", "traceback"]
+
+
 def test_a_message_that_fits_is_not_cut():
     assert json.loads(encode(EXAMPLE)) == EXAMPLE
 

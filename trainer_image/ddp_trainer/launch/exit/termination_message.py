@@ -18,7 +18,11 @@ from ddp_trainer.launch.exit.root_cause import ExitCause, ExitEvidence
 from ddp_trainer.launch.status.pod_state import progress
 
 MESSAGE_BYTES: Final = 4096
-"""The kubelet cuts what is longer (Kubernetes, "Customizing the termination message")."""
+"""The kubelet cuts what is longer (Kubernetes, "Customizing the termination message").
+
+All containers of a pod share 12 KiB in equal parts, also those that are done and those that a webhook adds: with four
+or more of them it cuts each message further, and the beginning stays.
+"""
 
 METRICS_BYTES: Final = 1024
 """Of a message that is too long, so much of the metrics stays: the rest is for what says why the pod ended."""
@@ -38,26 +42,31 @@ _SHORTEST_SECRET: Final = 6
 
 
 def message_of(cause: ExitCause, pod: PodEnvironment | None, evidence: ExitEvidence) -> dict[str, Any]:
-    """The JSON object of the contract; `pod` is None where the environment was too broken to be read."""
+    """The JSON object of the contract; `pod` is None where the environment was too broken to be read.
+
+    What the operator decides by comes first, and what may be long last: the kubelet may cut the end.
+    """
     fields = asdict(cause)
+    known = progress(evidence.heartbeats) | _step_of(cause.rank, evidence)
+    metrics = known.pop("metrics")
     return {
         "version": 1,
         "outcome": _OUTCOMES.get(cause.exit_code, "Failed"),
         "exitCode": fields["exit_code"],
         "reason": fields["reason"],
-        "message": fields["message"],
         "nodeRank": pod.node_rank if pod else None,
         "rank": fields["rank"],
         "localRank": fields["local_rank"],
         "attempt": pod.attempt if pod else None,
         "signal": fields["signal"],
-        "exception": fields["exception"],
-        "traceback": fields["traceback"],
-        "cut": fields["cut"],
         "time": evidence.wall if cause.time is None else cause.time,
-        **progress(evidence.heartbeats),
-        **_step_of(cause.rank, evidence),
+        **known,
         "seconds": phase_seconds(evidence.heartbeats[0] if evidence.heartbeats else None, math.inf),
+        "message": fields["message"],
+        "metrics": metrics,
+        "exception": fields["exception"],
+        "cut": fields["cut"],
+        "traceback": fields["traceback"],
     }
 
 
