@@ -124,6 +124,24 @@ def test_on_a_claim_of_several_jobs_the_folder_of_the_job_is_found(
     assert len(printed(capsys, shared)) == 12
 
 
+@pytest.mark.parametrize("is_own_newer", [True, False])
+def test_of_a_folder_of_the_job_and_the_claim_the_newer_logs_are_printed(
+    shared: Path, is_own_newer: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = shared / "jobs" / "digits"
+    path = log_file(own / "logs" / "digits", "digits-10-0", 10, 0)
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    path.write_bytes(header(NOW, path.stem, "of-the-folder", 2) + f"{stamp(NOW)} of the folder\n".encode())
+    when = time.time() + (86400 if is_own_newer else -86400)
+    os.utime(path, (when, when))
+    assert main([str(shared), "digits", "--rank", "0", "--tail", "1"]) == 0
+    found = capsys.readouterr()
+    assert found.out == f"[rank 0] {'of the folder' if is_own_newer else 'attempt 10, second 0'}\n"
+    used, older = (own, shared) if is_own_newer else (shared, own)
+    assert found.err == f"note: these are the logs in {used}; {older} has older ones, of an earlier job of the name\n"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -68,13 +68,28 @@ class _Run:
         return None in (self.uid, other.uid) or self.uid == other.uid
 
 
-def read_lines(shared: Path, job: str, wanted: Wanted) -> Iterator[Line]:
-    """The wanted lines of a job, by time.
+def roots_of(shared: Path, job: str) -> list[Path]:
+    """The folders that have logs of the job, that with the newest log first. On a claim that several jobs use, a job
+    sees its own folder as the volume.
 
     Raises:
-        NoLogs: the volume has none of the job, or none of the attempt or the node.
+        NoLogs: the volume has none of the job.
     """
-    files = _files(shared, job)
+    roots = [root for root in (shared, shared / "jobs" / job) if _files(root, job)]
+    if not roots:
+        have = sorted({path.parent.parent.name for path in shared.glob(f"logs/*/{FOLDER}/*.log")})
+        there = f"it has those of {_some(have)}" if have else "it has none of any job"
+        raise NoLogs(f"the volume has no logs of pods of {job}; {there}")
+    return sorted(roots, key=lambda root: max(map(_age, _files(root, job))), reverse=True)
+
+
+def read_lines(root: Path, job: str, wanted: Wanted) -> Iterator[Line]:
+    """The wanted lines of a job that has logs below `root`, by time.
+
+    Raises:
+        NoLogs: there are none of the attempt or the node.
+    """
+    files = _files(root, job)
     attempts = sorted({attempt for attempt, _, _ in files})
     # an earlier run of the name may have had more attempts
     newest, _, _ = max(files, key=_age)
@@ -101,15 +116,10 @@ def _age(file: tuple[int, int, Path]) -> tuple[float, int]:
     return path.stat().st_mtime, attempt
 
 
-def _files(shared: Path, job: str) -> list[tuple[int, int, Path]]:
-    """Attempt, node rank and path. On a claim that several jobs use, a job sees its own folder as the volume."""
-    for root in (shared, shared / "jobs" / job):
-        files = ((place_of(path), path) for path in (root / "logs" / job / FOLDER).glob("*.log"))
-        if found := [(*place, path) for place, path in files if place is not None]:
-            return found
-    have = sorted({path.parent.parent.name for path in shared.glob(f"logs/*/{FOLDER}/*.log")})
-    there = f"it has those of {_some(have)}" if have else "it has none of any job"
-    raise NoLogs(f"the volume has no logs of pods of {job}; {there}")
+def _files(root: Path, job: str) -> list[tuple[int, int, Path]]:
+    """Attempt, node rank and path."""
+    files = ((place_of(path), path) for path in (root / "logs" / job / FOLDER).glob("*.log"))
+    return [(*place, path) for place, path in files if place is not None]
 
 
 def _some(items: Sequence[object]) -> str:
@@ -176,7 +186,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     since = "" if given.since is None else stamp(time.time() - given.since)
     wanted = Wanted(given.attempt, given.node, given.rank, given.grep, given.tail, since)
     try:
-        for line in read_lines(given.shared, given.job, wanted):
+        root, *older = roots_of(given.shared, given.job)
+        if older:
+            said = f"{older[0]} has older ones, of an earlier job of the name"
+            print(f"note: these are the logs in {root}; {said}", file=sys.stderr, flush=True)
+        for line in read_lines(root, given.job, wanted):
             print(f"[rank {line.rank}] {line.text}")
         sys.stdout.flush()
     except NoLogs as problem:
