@@ -119,7 +119,7 @@ def newest_snapshot(shared: Path, job: str) -> int | None:
     is for the trainer to find out.
     """
     directory = shared / "checkpoints" / job
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, ValueError, OverflowError, LookupError, TypeError):
         return int(json.loads((directory / "restore.json").read_bytes())["step"])
     steps = [_SNAPSHOT.fullmatch(path.name) for path in directory.glob("*-*")]
     return max((int(match[1]) for match in steps if match), default=None)

@@ -356,7 +356,9 @@ def test_a_job_that_begins_anew_goes_back_to_a_snapshot_of_its_own(tmp_path: Pat
     assert resumed.step == 2
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"step": "x", "after": ""}', '{"after": ""}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"step": "x", "after": ""}', '{"step": 1e999, "after": ""}', '{"after": ""}']
+)
 def test_a_request_that_says_nothing_changes_nothing(job: Path, content: str) -> None:
     (job / restore.REQUEST).write_text(content)
     assert resumed(job, 1) == 6

@@ -108,6 +108,8 @@ def test_a_run_shows_the_step_that_it_is_to_begin_from(shared: Path) -> None:
     assert newest_snapshot(shared, "digits") == 10
     (shared / "checkpoints" / "digits" / "restore.json").write_text('{"step": 5, "after": ""}')
     assert newest_snapshot(shared, "digits") == 5
+    (shared / "checkpoints" / "digits" / "restore.json").write_text('{"step": 1e999, "after": ""}')
+    assert newest_snapshot(shared, "digits") == 10
 
 
 @pytest.mark.parametrize(

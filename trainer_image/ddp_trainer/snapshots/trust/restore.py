@@ -83,7 +83,7 @@ def asked(directory: Path) -> Request | None:
     try:
         fields = json.loads((directory / REQUEST).read_bytes())
         return Request(int(fields["step"]), str(fields["after"]), str(fields.get("aside", "")))
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
+    except (FileNotFoundError, ValueError, OverflowError, LookupError, TypeError):
         return None
 
 
