@@ -37,6 +37,15 @@ def make_scratch(pod: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"ddpjob-{pod}-", dir=parent))
 
 
+def log_header(pod: str, uid: str, env: Mapping[str, str], now: datetime) -> str:
+    """The line before what a pod prints; of one of the gang, whose variables are in `env`, with the job and its ranks
+    (docs/contracts.md section 6).
+    """
+    job, ranks = env.get("DDPJOB_UID"), env.get("DDPJOB_PROCS_PER_NODE")
+    of_gang = f" of {job} with {ranks} ranks" if job and ranks else ""
+    return f"---- {now:%Y-%m-%dT%H:%M:%SZ} {pod}{of_gang} ({uid}) starts"
+
+
 @dataclass(slots=True)
 class LocalPod:
     """One node of the gang. `changed` is called whenever what `view()` says may have changed."""
@@ -90,7 +99,7 @@ class LocalPod:
         held, given = _tether()
         try:
             with self.log.open("ab") as log:
-                header = f"---- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {self.name} ({self.uid}) starts"
+                header = log_header(self.name, self.uid, command.env, datetime.now(UTC))
                 self.log_start = log.tell() + len(header) + 1
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", str(_CONTAINER), str(self.endpoints.scratch), header, *command.argv),

@@ -96,13 +96,19 @@ def test_nodes_of_an_earlier_job_of_the_name_are_left_out(shared: Path, capsys: 
     assert "no log of node rank 2 of digits, attempt 10; it has 0, 1" in said[0]
 
 
-@pytest.mark.parametrize("start", [b"", b"---- 2030-01-01T12:00:00Z digits-10-2 (of-the-pod) starts\n"])
-def test_a_file_that_does_not_say_its_job_is_printed(
-    shared: Path, start: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    earlier(shared, 2, start)
+def test_a_file_that_does_not_say_its_job_is_printed(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier(shared, 2, b"")
     assert "[rank 2] earlier" in printed(capsys, shared)
     assert printed(capsys, shared, "--node", "2") == ["[rank 2] earlier"]
+
+
+@pytest.mark.parametrize("part", ["", " of before with 2 ranks"], ids=["of an older version", "of this one"])
+def test_nodes_of_an_earlier_run_on_one_machine_are_left_out(
+    shared: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier(shared, 2, f"---- 2030-01-01T12:00:00Z digits-10-2{part} (of-the-pod) starts\n".encode())
+    assert len(printed(capsys, shared)) == 12
+    assert "it has 0, 1" in printed(capsys, shared, "--node", "2", code=2)[0]
 
 
 def test_pods_of_a_run_on_one_machine_have_each_a_uid_of_their_own(
@@ -114,6 +120,32 @@ def test_pods_of_a_run_on_one_machine_have_each_a_uid_of_their_own(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"---- 2030-01-01T12:00:00Z {path.stem} (uid-{node}) starts\nhello\n")
     assert printed(capsys, tmp_path) == ["[rank 0] hello", "[rank 1] hello"]
+
+
+def of_run(shared: Path, attempt: int, node: int, uid: str) -> None:
+    """What a pod of two ranks of `ddpjob run` has printed."""
+    path = log_file(shared / "logs" / "digits", f"digits-{attempt}-{node}", attempt, node)
+    assert path is not None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    start = f"---- 2030-01-01T12:00:00Z {path.stem} of {uid} with 2 ranks (of-pod-{node}) starts"
+    path.write_text(f"{start}\nhello\n[local rank 1] hello\n")
+
+
+def test_the_second_node_of_a_run_on_one_machine_has_the_ranks_after_those_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in (0, 1):
+        of_run(tmp_path, 0, node, "run")
+    assert printed(capsys, tmp_path) == [f"[rank {rank}] hello" for rank in range(4)]
+    assert printed(capsys, tmp_path, "--rank", "3") == ["[rank 3] hello"]
+
+
+def test_nodes_of_an_earlier_job_are_left_out_of_a_run_on_one_machine(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier(shared, 1, header(NOW - 86400, "digits-10-1", "before", 2))
+    of_run(shared, 10, 0, "run")
+    assert printed(capsys, shared) == ["[rank 0] hello", "[rank 1] hello"]
 
 
 def test_on_a_claim_of_several_jobs_the_folder_of_the_job_is_found(

@@ -28,6 +28,7 @@ from ddp_trainer.launch.exit.termination_message import ExitCause, ExitEvidence,
 from ddp_trainer.launch.status.pod_state import PodState, status
 from ddp_trainer.launch.supervisor import AGENT_SECONDS
 from ddp_trainer.logs.losses import LossLog
+from ddp_trainer.logs.pods import main as print_logs
 from ddp_trainer.snapshots.trust.fence import Attempt, Fence
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Manifest
 from ddp_trainer.snapshots.values import Identity
@@ -44,6 +45,8 @@ from ddpjob_operator.core.values.observed import Observed, PodPhase, PodView, Se
 from ddpjob_operator.core.values.trainer_report import TrainerReport, read_status, read_termination
 from ddpjob_operator.follow.lines import Wanted
 from ddpjob_operator.local.assignment import write_assignment
+from ddpjob_operator.local.processes import log_header
+from ddpjob_operator.local.volume import log_tail
 from ddpjob_operator.page.files import course_of
 from ddpjob_operator.page.folder import FolderLogs
 from ddpjob_operator.page.shared import Shared
@@ -292,6 +295,23 @@ def test_the_command_reads_the_log_that_the_launcher_keeps_of_a_pod(tmp_path: Pa
     (line,) = FolderLogs(Shared(tmp_path), "digits", Wanted(attempt=3, node=1)).now()
     assert (line.rank, line.text, line.stamp) == (6, "loss 1", "2026-01-01T00:00:00.000000Z")
     assert "---- <time> <pod> (<uid>) starts, <R> ranks, with times" in DOCUMENT
+
+
+def test_the_trainer_reads_the_log_that_a_run_on_this_machine_keeps_of_a_pod(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "logs/digits/pods/digits-3-1.log"
+    path.parent.mkdir(parents=True)
+    env = pod_environment(resources={"limits": {"nvidia.com/gpu": 4}})
+    head = log_header("digits-3-1", "of-the-pod", env, NOW)
+    path.write_text(f"{head}\nold\n{head}\n[local rank 2] loss 1\n")
+    assert print_logs([str(tmp_path), "digits"]) == 0
+    assert capsys.readouterr().out == "[rank 6] loss 1\n"
+    (line,) = FolderLogs(Shared(tmp_path), "digits", Wanted(attempt=3)).now()
+    assert line.text == "loss 1"
+    assert log_tail(path, "of-the-pod") == "[local rank 2] loss 1"
+    assert head.endswith(" digits-3-1 of 0b0c with 4 ranks (of-the-pod) starts")
+    assert "`---- <time> <pod> of <uid of the job> with <R> ranks (<uid of the pod>) starts`" in DOCUMENT
 
 
 def test_the_page_reads_the_losses_and_the_throughput_that_the_trainer_wrote(tmp_path: Path) -> None:

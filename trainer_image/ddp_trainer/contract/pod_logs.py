@@ -16,10 +16,11 @@ from typing import Final
 
 FOLDER: Final = "pods"
 STARTS: Final = re.compile(
-    rb"---- [^\r\n]{0,500}?(?: \((?P<uid>[^\s()]{1,100})\))? starts(?:, (?P<ranks>\d{1,6}) ranks, with times)?\r?\n?"
+    rb"---- [^\r\n]{0,500}?(?: of (?P<run>[^\s()]{1,100}) with (?P<ranks_of_run>\d{1,6}) ranks)?"
+    rb"(?: \((?P<uid>[^\s()]{1,100})\))? starts(?:, (?P<ranks>\d{1,6}) ranks, with times)?\r?\n?"
 )
-"""A header; without the number of ranks of the pod it is one of `ddpjob run`, whose lines have no times and whose uid
-is that of the pod."""
+"""A header. One that does not end with the number of ranks of the pod is of `ddpjob run`, whose lines have no times.
+Its `uid` is that of the pod, and `run` that of the job, which older versions left out."""
 STAMP: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 _NAME: Final = re.compile(r".+-(\d+)-(\d+)\.log")
 _POD: Final = re.compile(r"(.+)-\d+-s?\d+")

@@ -62,7 +62,7 @@ class _Run:
     ranks: int = 1
     """How many its pod has."""
     uid: bytes | None = None
-    """Of the job, where the header has it."""
+    """Of the job: empty where the header has none, as one of an older `ddpjob run`; None without a header."""
 
     def is_of_job(self, other: _Run) -> bool:
         return None in (self.uid, other.uid) or self.uid == other.uid
@@ -147,8 +147,8 @@ def _newest_run(path: Path) -> _Run:
         for raw in file:
             position += len(raw)
             if raw.startswith(b"---- ") and (found := STARTS.fullmatch(raw)):
-                # without the number of ranks the uid is that of the pod
-                run = _Run(position, int(found["ranks"]), found["uid"]) if found["ranks"] else _Run(position)
+                uid = found["uid"] if found["ranks"] else found["run"]
+                run = _Run(position, int(found["ranks"] or found["ranks_of_run"] or 1), uid or b"")
     return run
 
 
