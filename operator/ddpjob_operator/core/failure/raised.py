@@ -35,6 +35,8 @@ def _own_place(traceback: str) -> str:
     """Such as `train.py, line 12`: the last frame of the program's own code; empty without one. Exceptions that another
     one followed from, and what waited for a data loader worker that raised, come before it.
     """
+    if traceback.endswith("…"):
+        return ""  # the kubelet has cut its end, where the frame that raised is
     frames = _FRAME.findall(traceback)
     path, line = next(((path, line) for path, line in reversed(frames) if not _NOT_OWN.search(path)), ("", ""))
     name = path.rpartition("/")[2]

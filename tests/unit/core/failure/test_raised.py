@@ -92,6 +92,14 @@ def test_a_traceback_that_was_cut_leaves_the_type() -> None:
     assert advice_on_exception(report, None).startswith("Correct what raises the DistError and apply")
 
 
+def test_a_traceback_whose_end_the_kubelet_has_cut_names_no_line() -> None:
+    """The frame that raised is gone, and of the last line number more digits may have followed."""
+    whole = raised_by("\n" * 1233 + "raise ValueError")
+    position = whole.traceback.index("line 1234") + len("line 12")
+    report = TerminationReport(exception=whole.exception, traceback=f"{whole.traceback[:position]}…")
+    assert advice_on_exception(report, None).startswith("Correct what raises the ValueError and apply")
+
+
 def test_an_end_that_is_no_exception_and_one_that_has_advice_of_its_own_keep_theirs() -> None:
     def advice(message: str, report: TerminationReport) -> str:
         return diagnose(Failure("WorkerException", message, Retry.YES, report=report), 300).advice
