@@ -54,8 +54,16 @@ The figures of live recovery are an exception: a new pod with node rank 0 goes o
 series that does not begin at 0. Aggregate first: `increase((max by (namespace, ddpjob) (x))[1h:1m])`.
 
 A counter of the operator with labels has no series before its first event, which `increase` therefore does not see.
-Count events of a day with `increase(x[1d]) and x offset 1d or max_over_time(x[1d]) unless x offset 1d`, which also sees
-those of an operator that came and went on that day.
+So a series that began within a day counts in full if the process did too, or was scraped without it a day ago:
+
+```promql
+(increase(x[1d]) > max_over_time(x[1d]) or max_over_time(x[1d])) and on (instance, pod) (
+  min_over_time(process_start_time_seconds[1d]) > time() - 86400 or process_start_time_seconds offset 1d
+) unless x offset 1d or increase(x[1d])
+```
+
+Of any other one `increase` is all that is known: Prometheus did not have it as the day began. The query also sees the
+events of an operator that came and went on that day.
 
 ## Operator
 

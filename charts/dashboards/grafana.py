@@ -1,4 +1,4 @@
-"""Panels of a Grafana dashboard as values, and the JSON that Grafana 10 and later read.
+"""Panels of a Grafana dashboard as values, and the JSON that Grafana 10.1 and later read.
 
 Only what the dashboards of this chart use. charts/dashboards.py has the panels.
 """

@@ -72,13 +72,18 @@ def bars(title: str, help: str, query: Query, unit: str = "short", steps: Steps 
 
 
 def counted(metric: str, window: str, selector: str = "") -> str:
-    """What the operator has counted in a window. `increase` does not see a series begin with the first event of its
-    kind: one that was not there at the beginning of the window counts in full, also where it is that of an operator
-    which is gone since.
+    """What the operator has counted in a window that Grafana names. `increase` does not see a series begin with the
+    first event of its kind. One that began in the window counts in full, also where it is that of an operator which is
+    gone since: its process began then too, or was there without it. Otherwise the series may just not have been
+    scraped as the window began, and has counted long before.
     """
     series = f"{metric}{{{', '.join(filter(None, (TEAM, selector)))}}}"
-    before = f"{series} offset {window}"
-    return f"(increase({series}[{window}]) and {before} or max_over_time({series}[{window}]) unless {before})"
+    grown, most = f"increase({series}[{window}])", f"max_over_time({series}[{window}])"
+    process = f"process_start_time_seconds{{{CLUSTER}}}"
+    seen = f"(min_over_time({process}[{window}]) > time() - {window}_ms / 1000 or {process} offset {window})"
+    # more than its highest value where the process has begun anew in its container
+    full = f"({grown} > {most} or {most}) and on (instance, pod) {seen}"
+    return f"({full} unless {series} offset {window} or {grown})"
 
 
 def seconds(metric: str, window: str, selector: str = "", by: str = "") -> str:

@@ -47,7 +47,9 @@ SPEC = {
     "restart": {"backoff": {"initialSeconds": 0}},
 }
 VARIABLES = {
+    "$__rate_interval_ms": "30000",
     "$__rate_interval": "30s",
+    "$__range_ms": "300000",
     "$__range": "5m",
     "$cluster": "",
     "$namespace": ".*",

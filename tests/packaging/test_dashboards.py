@@ -22,7 +22,16 @@ from ddpjob_operator.core.values.names import pvc_name
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in (ROOT / "charts/ddpjob-operator/files/dashboards").glob("*.json")}
 PAGES: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in FILES.items()}
-BUILT_IN = {"__range", "__rate_interval", "__interval", "__all", "__data", "__url_time_range"}
+BUILT_IN = {
+    "__range",
+    "__range_ms",
+    "__rate_interval",
+    "__rate_interval_ms",
+    "__interval",
+    "__all",
+    "__data",
+    "__url_time_range",
+}
 
 
 def panels(page: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -136,13 +145,19 @@ def check_answers(
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def of_an_hour(expr: str) -> str:
+    """Of all namespaces, without a cluster."""
+    for name, value in {"__range_ms": "3600000", "__range": "1h", "namespace": ".*", "cluster": ""}.items():
+        expr = expr.replace(f"${name}", value)
+    return expr
+
+
 def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Path) -> None:
     """`increase` alone sees one of these four: three series begin in the last hour, two of them with a new operator, of
     which one is gone again. Of one that ends as the hour begins, nothing is counted.
     """
     (panel,) = (panel for panel in panels(PAGES["failures"]) if panel["title"] == "Jobs failed")
-    expr = panel["targets"][0]["expr"].replace("$__range", "1h").replace("$namespace", ".*")
-    expr = expr.replace("$cluster", "")
+    expr = of_an_hour(panel["targets"][0]["expr"])
     name = 'ddpjob_operator_failed_jobs_total{{namespace="team", reason="{}", pod="{}"}}'.format
     values = {
         name("Stalled", "operator-0"): "6x70 7x20",
@@ -151,8 +166,31 @@ def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Pat
         name("Stalled", "operator-2"): "_x40 1x20 stale",
         name("Stalled", "operator-3"): "40x31 stale",
     }
+    for pod, begun in (("operator-0", "0x90"), ("operator-1", "_x80 4800x10"), ("operator-2", "_x40 2400x20 stale")):
+        values[f'process_start_time_seconds{{pod="{pod}"}}'] = begun
     question = {"expr": expr, "eval_time": "90m", "exp_samples": [{"labels": "{}", "value": 4}]}
     check_answers(promtool, tmp_path, values, [question])
+
+
+@pytest.mark.parametrize(
+    ("counter", "process", "restarts"),
+    [
+        ("_x60 9000+1x30", "_x60 0x30", 30),  # Prometheus has half an hour
+        ("9000+1x20 _x15 9036+1x54", "0x20 _x15 0x54", 54),  # no scrape as the hour begins
+        ("9000+1x60 1+1x29", "0x60 3660x29", 60),  # the container is restarted
+        ("_x40 0+1x20 1+1x29", "_x40 2400x20 3660x29", 50),  # so is that of a new pod
+    ],
+)
+def test_what_was_counted_before_the_time_shown_is_not_counted_again(
+    promtool: str, tmp_path: Path, counter: str, process: str, restarts: int
+) -> None:
+    """There is a restart each minute. `increase` extrapolates by half a minute."""
+    (panel,) = (panel for panel in panels(PAGES["failures"]) if panel["title"] == "Restarts")
+    expr = f"abs(({of_an_hour(panel['targets'][0]['expr'])}) - {restarts}) <= bool 1"
+    name = 'ddpjob_operator_restarts_total{namespace="team", reason="NodeLost", pod="operator-0"}'
+    series = {name: counter, 'process_start_time_seconds{pod="operator-0"}': process}
+    question = {"expr": expr, "eval_time": "90m", "exp_samples": [{"labels": "{}", "value": 1}]}
+    check_answers(promtool, tmp_path, series, [question])
 
 
 @pytest.mark.parametrize(
@@ -165,7 +203,8 @@ def test_a_failure_that_loses_more_than_the_time_shown_leaves_no_share_below_0_o
     """Two hours of training are lost, and the last hour is shown."""
     (panel,) = (panel for panel in panels(PAGES[page]) if panel["title"] == title)
     expr = panel["targets"][0]["expr"]
-    given = {"cluster": "", "namespace": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5", "__range": "1h"}
+    given = {"cluster": "", "namespace": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5"}
+    given |= {"__range_ms": "3600000", "__range": "1h"}
     for name, value in given.items():
         expr = expr.replace(f"${name}", value)
     series = {
@@ -288,7 +327,7 @@ def test_what_is_held_costs_what_the_table_of_prices_says(
     text = config_maps({"prices": {"namespaces": namespaces}})["ddpjob-cost.json"]["data"]["ddpjob-cost.json"]
     asked = {panel["title"]: [target["expr"] for target in panel["targets"]] for panel in panels(json.loads(text))}
     given = {"cluster": "", "namespace": ".*", "ddpjob": ".*", "price_gpu_hour": "2", "price_node_hour": "0.5"}
-    given["__range"] = "1h"
+    given |= {"__range_ms": "3600000", "__range": "1h"}
     other = 8 * 2 + 4 * 0.5
     # of the two jobs: 8 GPUs and a node for an hour, and an hour more until their end
     own = namespaces.get("research", {})
