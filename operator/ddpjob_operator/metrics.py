@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter as Counts
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -133,6 +133,7 @@ class JobFigures:
     phase: Phase
     attempt: int
     restarts: int
+    """With those that were refunded: a counter may not go back."""
     nodes_ready: int
     nodes: int
     step: float | None = None
@@ -160,16 +161,6 @@ class JobFigures:
     recomputed_steps: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Wall-clock seconds by activity."""
-    taken_back: int = 0
-    """Restarts that are no longer among `restarts`. The table counts them."""
-
-    def after(self, earlier: JobFigures) -> JobFigures:
-        """These figures, with the restarts that were taken back since the `earlier` ones of the same job. A counter
-        that goes back has begun anew, for Prometheus, and all that it has counts once more."""
-        if None not in (self.created, earlier.created) and self.created != earlier.created:
-            return self
-        taken_back = earlier.taken_back + max(0, earlier.restarts - self.restarts)
-        return replace(self, taken_back=taken_back) if taken_back else self
 
 
 def _unix(time: datetime | None) -> float | None:
@@ -182,7 +173,7 @@ _PER_JOB: dict[str, Callable[[JobFigures], float | None]] = {
     "ddpjob_status_completion_timestamp_seconds": lambda job: _unix(job.completed),
     "ddpjob_status_eta_timestamp_seconds": lambda job: _unix(job.eta),
     "ddpjob_status_attempt": lambda job: job.attempt,
-    "ddpjob_status_restarts_total": lambda job: job.restarts + job.taken_back,
+    "ddpjob_status_restarts_total": lambda job: job.restarts,
     "ddpjob_status_live_recoveries_total": lambda job: job.live_recoveries,
     "ddpjob_status_disruptions_total": lambda job: job.disruptions,
     "ddpjob_status_recomputed_steps_total": lambda job: job.recomputed_steps,
@@ -204,26 +195,15 @@ class JobTable:
 
     def __init__(self) -> None:
         self._rows: dict[Hashable, JobFigures] = {}
-        self._hidden: dict[Hashable, JobFigures] = {}
 
     def put(self, key: Hashable, figures: JobFigures) -> None:
-        earlier = self._rows.get(key) or self._hidden.pop(key, None)
-        self._rows[key] = figures if earlier is None else figures.after(earlier)
+        self._rows[key] = figures
 
     def drop(self, key: Hashable) -> None:
         self._rows.pop(key, None)
-        self._hidden.pop(key, None)
-
-    def hide(self) -> None:
-        """Show none until it is put again, since another replica may. Where this one leads again its series go on, and
-        none of their counters may be lower than before.
-        """
-        self._hidden |= self._rows
-        self._rows = {}
 
     def clear(self) -> None:
         self._rows.clear()
-        self._hidden.clear()
 
     def lines(self, open_metrics: bool) -> Iterator[str]:
         """The series in the text format of Prometheus or of OpenMetrics, some lines at a time.

@@ -81,7 +81,7 @@ def test_without_openmetrics_the_page_is_prometheus_text() -> None:
 
 
 def test_each_series_of_a_job_has_its_own_figure() -> None:
-    metrics.JOBS.put("key", dataclasses.replace(KNOWN, taken_back=7))
+    metrics.JOBS.put("key", KNOWN)
     job = {"namespace": "team", "ddpjob": "digits"}
     samples = [
         sample for family in parse_text(page()) for sample in family.samples if job.items() <= sample.labels.items()
@@ -94,7 +94,7 @@ def test_each_series_of_a_job_has_its_own_figure() -> None:
         "ddpjob_status_completion_timestamp_seconds": noon + 4,
         "ddpjob_status_eta_timestamp_seconds": noon + 5,
         "ddpjob_status_attempt": 4,
-        "ddpjob_status_restarts_total": 13,
+        "ddpjob_status_restarts_total": 6,
         "ddpjob_status_live_recoveries_total": 8,
         "ddpjob_status_disruptions_total": 3,
         "ddpjob_status_recomputed_steps_total": 12,
@@ -136,30 +136,6 @@ def test_the_series_of_a_job_disappear_with_it() -> None:
         assert line in page()
     metrics.JOBS.drop("key")
     assert "digits" not in page()
-
-
-def test_a_restart_that_is_taken_back_stays_counted() -> None:
-    """A counter that goes back from 6 to 5 has begun anew, for Prometheus: `increase` has 5 more restarts."""
-    shown = []
-    for restarts in (5, 6, 5, 5, 6, 7, 6, 7):
-        metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=restarts))
-        shown += re.findall(r"ddpjob_status_restarts_total\{.*\} (.*)", page())
-    assert list(map(float, shown)) == [5, 6, 6, 6, 7, 8, 8, 9]
-    metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=0, created=NOON + timedelta(hours=1)))
-    assert 'ddpjob_status_restarts_total{ddpjob="digits",namespace="team"} 0.0' in page(), "a new job of the name"
-
-
-def test_a_restart_that_was_taken_back_stays_counted_where_the_same_replica_leads_again() -> None:
-    """As the only one does after an outage of the API server: its series goes on."""
-    for restarts in (6, 5):
-        metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=restarts))
-    metrics.JOBS.hide()
-    assert "digits" not in page()
-    shown = []
-    for restarts in (5, 6):
-        metrics.JOBS.put("key", dataclasses.replace(KNOWN, restarts=restarts))
-        shown += re.findall(r"ddpjob_status_restarts_total\{.*\} (.*)", page())
-    assert list(map(float, shown)) == [6, 7]
 
 
 def test_a_job_has_at_most_thirty_series_whatever_is_known_of_it() -> None:

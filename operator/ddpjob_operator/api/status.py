@@ -264,6 +264,9 @@ class Internal(APIModel):
     initializer_disruptions: int | None = None
     """Number of initializer pods that the cluster ended. They do not count as failed, but their names are used."""
 
+    refunded_restarts: int | None = None
+    """Number of restarts that were refunded since the job began."""
+
     reported_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds reported by the trainer in this attempt, by activity. They are included in goodput."""
 

@@ -389,7 +389,7 @@ class Controller:
             last.rejected = last.status = None
             if last.left_at is None:
                 last.left_at = _generation(self.cache.job(key) or {})
-        metrics.JOBS.hide()
+        metrics.JOBS.clear()
 
     def _forget(self, key: Key) -> None:
         """The job is gone, or another controller's."""

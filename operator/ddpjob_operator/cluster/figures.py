@@ -28,7 +28,7 @@ def figures(key: Key, job: Job | None, status: DDPJobStatus, default_image: str)
         name=key.name,
         phase=status.phase or Phase.PENDING,
         attempt=status.attempt,
-        restarts=status.restarts,
+        restarts=status.restarts + (status.internal.refunded_restarts or 0),
         live_recoveries=status.live_recoveries or 0,
         nodes_ready=status.nodes.ready,
         nodes=nodes,

@@ -416,6 +416,7 @@ def _made_from(
         rule_excluded_nodes=known.rule_excluded_nodes,
         node_names_refused=known.node_names_refused,
         initializer_disruptions=known.initializer_disruptions,
+        refunded_restarts=known.refunded_restarts,
         reported_seconds=known.reported_seconds,
         node_seconds=known.node_seconds,
         gpu_seconds=known.gpu_seconds,

@@ -10,9 +10,11 @@ import pytest
 from pydantic.alias_generators import to_camel
 
 from ddpjob_operator import metrics
+from ddpjob_operator.api.policies import Restart
 from ddpjob_operator.api.status import DDPJobStatus, FailureStatus, Goodput, Internal, NodeCount, Phase
 from ddpjob_operator.cluster.figures import count, count_deleted, figures
 from ddpjob_operator.cluster.owners import Key
+from ddpjob_operator.core.failure.budget import refunded, spent
 from ddpjob_operator.core.ledger.goodput import ACTIVITIES
 from ddpjob_operator.core.ledger.notification import end_event
 from ddpjob_operator.core.plan import plan
@@ -38,6 +40,16 @@ def test_a_new_job_shows_what_it_asks_for() -> None:
         Phase.PENDING, 2, 16, "trainer:default", "",
     )  # fmt: skip
     assert (found.created, found.started, found.completed, found.eta) == (NOON, None, None, None)
+
+
+def test_a_restart_that_is_refunded_stays_counted_by_each_process() -> None:
+    """A counter that goes back from 6 to 5 has begun anew, for Prometheus: `increase` has 5 more restarts."""
+    status, policy = DDPJobStatus(restarts=6), Restart()
+    shown = [figures(KEY, None, status, "").restarts]
+    for change in (refunded, lambda known: spent(policy, known, NOON), refunded):
+        status = change(status)
+        shown.append(figures(KEY, None, status, "").restarts)
+    assert shown == [6, 6, 7, 7]
 
 
 def later(seconds: int) -> str:

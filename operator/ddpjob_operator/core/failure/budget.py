@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from ddpjob_operator.api.policies import Backoff, Restart
 from ddpjob_operator.api.status import DDPJobStatus
-from ddpjob_operator.core.values.changes import recorded
+from ddpjob_operator.core.values.changes import recorded, with_refund
 
 JITTER = 0.2
 
@@ -88,8 +88,7 @@ def released(status: DDPJobStatus) -> DDPJobStatus:
 def refunded(status: DDPJobStatus) -> DDPJobStatus:
     """`status` after its last restart turned out to be one that does not count."""
     return recorded(
-        disrupted(status),
-        restarts=status.restarts - 1,
+        with_refund(disrupted(status)),
         restarts_since_progress=max(0, status.restarts_since_progress - 1),
         restart_times=status.restart_times[:-1],
     )

@@ -112,6 +112,12 @@ def with_tries(status: DDPJobStatus, *, failures: int, disruptions: int) -> DDPJ
     return status.model_copy(update={"initializer_failures": failures, "internal": internal})
 
 
+def with_refund(status: DDPJobStatus) -> DDPJobStatus:
+    """`status` with one restart fewer, and with one more on record as refunded."""
+    internal = status.internal.model_copy(update={"refunded_restarts": (status.internal.refunded_restarts or 0) + 1})
+    return status.model_copy(update={"restarts": status.restarts - 1, "internal": internal})
+
+
 def with_rule_excluded_nodes(status: DDPJobStatus, nodes: tuple[str, ...]) -> DDPJobStatus:
     """`status` with other nodes on record as excluded by a rule."""
     internal = status.internal.model_copy(update={"rule_excluded_nodes": nodes})

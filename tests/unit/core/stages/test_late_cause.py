@@ -90,6 +90,8 @@ def test_a_restart_is_taken_back_before_another_one_is_counted() -> None:
     wait(world, 2)  # both are seen by the same look
     counts = [(status.attempt, status.restarts, status.disruptions) for status in world.cluster.statuses]
     assert [count for count, _ in groupby(counts)][-3:] == [(1, 1, 0), (1, 0, 1), (2, 0, 2)]
+    refunded = [(status.attempt, status.internal.refunded_restarts) for status in world.cluster.statuses]
+    assert [count for count, _ in groupby(refunded)][-3:] == [(1, None), (1, 1), (2, 1)], "it is kept on record"
 
 
 def test_the_pods_that_follow_keep_away_from_that_node_until_it_answers() -> None:
