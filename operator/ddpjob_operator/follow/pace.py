@@ -109,7 +109,7 @@ def _silent(ranks: Sequence[RankRow], now: datetime) -> list[str]:
     """Ranks without progress for long, the longest first."""
     silent = []
     for rank in ranks:
-        seconds = (now - rank.time).total_seconds() if rank.time is not None else 0.0
+        seconds = (now - rank.last_progress).total_seconds() if rank.last_progress is not None else 0.0
         if rank.phase != "done" and seconds > max(_SILENT_SECONDS, _SILENT_STEPS * (rank.step_seconds or 0.0)):
             silent.append((seconds, rank))
     silent.sort(key=lambda each: (-each[0], each[1].rank))

@@ -50,6 +50,7 @@ def ranks_view(ranks: Sequence[RankRow], now: datetime) -> RanksView:
 
 
 def _view(rank: RankRow, now: datetime, slowest: Slowest | None) -> RankView:
+    last = rank.last_progress
     return RankView(
         rank=rank.rank,
         place=rank.pod,
@@ -59,7 +60,7 @@ def _view(rank: RankRow, now: datetime, slowest: Slowest | None) -> RankView:
         step_time=milliseconds(rank.step_seconds),
         data_wait=milliseconds(rank.data_seconds),
         passes=milliseconds(rank.passes_seconds),
-        when=f"{duration((now - rank.time).total_seconds())} ago" if rank.time else "",
-        time=rank.time.isoformat() if rank.time else "",
+        when=f"{duration((now - last).total_seconds())} ago" if last else "",
+        time=last.isoformat() if last else "",
         slow=slowest.reason if slowest is not None and slowest.rank == rank.rank else "",
     )

@@ -153,6 +153,13 @@ def test_a_long_step_is_no_silence() -> None:
     assert not [line for line in pace_of(gang(slow, slow), NOW).ranks if line.startswith("no progress")]
 
 
+@pytest.mark.parametrize("step", [None, 7])
+def test_a_script_whose_steps_are_not_seen_is_not_silent(step: int | None) -> None:
+    """Or no longer: what looks at them may have given up."""
+    unseen = {"time": NOW - timedelta(minutes=25), "phase": "script", "step": step}
+    assert not [line for line in pace_of(gang(unseen, unseen), NOW).ranks if line.startswith("no progress")]
+
+
 def test_a_running_job_has_it_in_its_answer_and_one_that_waits_has_not() -> None:
     reports = gang(DATA, DATA | {"passes_seconds": 0.09}, pods=(throttling("digits-0-1", 380),))
     answer = why(replace(seen(phase="Running"), reports=reports))

@@ -31,6 +31,11 @@ def test_a_rank_in_words() -> None:
     assert not ranks_view([RankRow(0)], NOW).has_data_wait
 
 
+def test_the_last_progress_of_a_script_whose_steps_are_not_seen_is_unknown() -> None:
+    (row,) = ranks_view([RankRow(0, phase="script", time=NOW - timedelta(minutes=25))], NOW).rows
+    assert (row.phase, row.when, row.time) == ("script", "", "")
+
+
 def test_a_folder_has_what_the_ranks_of_the_current_attempt_reported(folder: Folder) -> None:
     path = ranks_file(folder.root, "digits")
     path.parent.mkdir(parents=True)

@@ -35,9 +35,14 @@ class RankRow:
     data_seconds: float | None = None
     """Median of what they waited for data."""
     time: datetime | None = None
-    """Of its last progress."""
+    """Of its last progress, or of the beginning of its phase."""
     passes_seconds: float | None = None
     """Median of its own forward and backward passes, the wait for other ranks left out."""
+
+    @property
+    def last_progress(self) -> datetime | None:
+        """None also for a script whose steps are not seen: it may be silent for long."""
+        return None if self.phase == "script" else self.time
 
 
 @dataclass(frozen=True, slots=True)
