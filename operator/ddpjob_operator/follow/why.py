@@ -193,7 +193,7 @@ def _failed(seen: Seen) -> Answer:
 
 def _running(seen: Seen) -> Answer:
     status, pace = seen.status, pace_of(seen.reports, seen.now)
-    since = status.attempt_start_time or status.start_time
+    since = _since(status, cond.RUNNING) or status.start_time
     headline = f"{seen.name}: Running for {_ago(since, seen.now)}, attempt {status.attempt}, restarts {status.restarts}"
     return Answer(
         headline,
@@ -224,7 +224,7 @@ def _suspended(seen: Seen) -> Answer:
 
 def _waiting(seen: Seen) -> Answer:
     status = seen.status
-    since = status.attempt_start_time or status.start_time or seen.created
+    since = _since(status, cond.RESTARTING) or status.start_time or seen.created
     waits, todo = _waits_for(seen)
     headline = f"{seen.name}: {status.phase} for {_ago(since, seen.now)}: {waits}"
     last = status.last_failure
@@ -417,6 +417,12 @@ def _warnings(seen: Seen) -> tuple[Section, ...]:
 def _holding(status: DDPJobStatus, kind: str, value: str) -> Condition | None:
     found = cond.find(status.conditions, kind)
     return found if found is not None and found.status == value else None
+
+
+def _since(status: DDPJobStatus, phase: str) -> datetime | None:
+    """When the job came into the phase of this condition; else, the attempt began, which may be long before it runs."""
+    found = _holding(status, phase, "True")
+    return found.last_transition_time if found is not None else status.attempt_start_time
 
 
 def _row(reason: str) -> Reason | None:

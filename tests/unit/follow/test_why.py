@@ -300,6 +300,14 @@ def test_a_running_job_says_how_far_it_is_what_it_complains_of_and_where_its_tim
     )
 
 
+@pytest.mark.parametrize("phase", ["Running", "Restarting"])
+def test_a_job_is_in_its_phase_since_then_however_long_ago_the_attempt_began(phase: str) -> None:
+    """It may have waited for nodes until then."""
+    other = "Restarting" if phase == "Running" else "Running"
+    conditions = [condition(other, "GangRunning", "", "False"), condition(phase, "GangRunning", "2 of 2 pods run")]
+    assert why(seen(phase=phase, conditions=conditions)).headline.startswith(f"digits: {phase} for 4m00s")
+
+
 def test_a_job_that_has_just_begun_has_spent_no_time() -> None:
     answer = why(seen(phase="Running", goodput={"queued": 0.2}))
     assert "Time" not in [section.title for section in answer.sections]
