@@ -92,6 +92,13 @@ def series(metric: str, values: str, among: Series = JOB) -> Series:
     return {name: values}
 
 
+def mounted(volume: str, readonly: str) -> Series:
+    """The claim `mine` as a volume of the job's pod."""
+    labels = f'{OF_POD}, volume="{volume}", persistentvolumeclaim="mine"'
+    name = "kube_pod_spec_volumes_persistentvolumeclaims"
+    return {f"{name}_info{{{labels}}}": "1x300", f"{name}_readonly{{{labels}}}": readonly}
+
+
 def phases(**values: str) -> Series:
     """The phases of the job, instead of Running all the time."""
     return series('ddpjob_status_phase{namespace="team", ddpjob="digits"', "_x300") | {
@@ -156,6 +163,9 @@ FAULTS = (
     Case("a claim of the user's that a pod of it mounts has 5 % left", OPERATOR | JOB | volume("mine", "5x300") | {
          f'kube_pod_spec_volumes_persistentvolumeclaims_info{{{OF_POD}, persistentvolumeclaim="mine"}}': "1x300"},
          "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "mine"}),
+    Case("a claim that a pod mounts for data and for results has 5 % left", OPERATOR | JOB | volume("mine", "5x300")
+         | mounted("data", "1x300") | mounted("results", "0x300"),
+         "DDPJobVolumeNearlyFull", {"namespace": "team", "persistentvolumeclaim": "mine"}),
     Case("it waits for an hour, in two phases",
          OPERATOR | JOB | phases(Pending="1x30 _x300", Starting="_x31 1x300"), "DDPJobQueueStuck"),
     Case("its GPU does nothing, says DCGM", OPERATOR | JOB | series("DCGM", "1x300"), "DDPJobGPUsIdle"),
@@ -206,6 +216,8 @@ WELL = (
          | {f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="initializing"}}': "0x50 3000x300"}
          | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="training"', "0x50 0+54x300")
          | series(f'ddpjob_status_activity_seconds{{{OF_JOB}, activity="saving"', "0x50 0+6x300"), minutes=69),
+    Case("a data set that its pods only read fills its volume", OPERATOR | JOB | volume("mine", "1x300")
+         | mounted("data", "1x300")),
     Case("succeeded", OPERATOR | STUCK | phases(Succeeded="1x300"), minutes=200),
     Case("two restarts in an hour", OPERATOR | JOB | series("ddpjob_status_restarts", "0x25 1x10 2x200")),
     Case("a short wait in the queue", OPERATOR | JOB | phases(Pending="1x50 _x300", Running="_x51 1x300")),

@@ -14,7 +14,8 @@ OTHERS = frozenset({
     "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
     # kubelet, kube-state-metrics
     "kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes",
-    "kube_pod_spec_volumes_persistentvolumeclaims_info", "kube_node_status_allocatable",
+    "kube_pod_spec_volumes_persistentvolumeclaims_info", "kube_pod_spec_volumes_persistentvolumeclaims_readonly",
+    "kube_node_status_allocatable",
 })  # fmt: skip
 """Metrics of other exporters."""
 
