@@ -136,17 +136,25 @@ def course_of(shared: Shared, job: str, events: list[dict[str, Any]]) -> Course:
             elif isinstance(step, int):
                 loss, rate = drawable(entry.get("loss")), drawable(entry.get("samplesPerSecond"))
                 kept[step] = LossPoint(step, loss, _whole(entry.get("attempt")), rate)
-    validation = {
-        event["step"]: LossPoint(event["step"], drawable(event.get("eval_loss")), _whole(event.get("attempt")))
-        for event in events
-        if event.get("event") == "validated" and isinstance(event.get("step"), int)
-    }
+    last = max(kept, default=0)
     return Course(
         kept=tuple(kept[step] for step in sorted(kept)),
         lost=tuple(sorted(lost, key=lambda point: (point.attempt, point.step))),
-        validation=tuple(p for p in validation.values() if p.loss is not None and p.step <= max(kept, default=0)),
-        note=f"Every n-th step of a long run: {len(kept)} of {max(kept, default=0)}." if sampled else "",
+        validation=tuple(p for p in _validations(events) if p.loss is not None and p.step <= last),
+        note=f"Every n-th step of a long run: {len(kept)} of {last}." if sampled else "",
     )
+
+
+def _validations(events: Iterable[dict[str, Any]]) -> Iterable[LossPoint]:
+    """An attempt makes void what earlier ones, or an earlier run of the name, have found after its first step."""
+    found: dict[int, LossPoint] = {}
+    for event in events:
+        match event:
+            case {"event": "started" | "resumed", "step": int(begins_at)}:
+                found = {step: point for step, point in found.items() if step <= begins_at}
+            case {"event": "validated", "step": int(step)}:
+                found[step] = LossPoint(step, drawable(event.get("eval_loss")), _whole(event.get("attempt")))
+    return found.values()
 
 
 def created_of(shared: Shared, job: str) -> datetime | None:

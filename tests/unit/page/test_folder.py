@@ -59,6 +59,24 @@ def test_what_an_earlier_run_of_the_name_trained_further_is_not_lost(folder: Fol
     assert [point.step for point in found.validation] == [2]
 
 
+@pytest.mark.parametrize(
+    ("begins", "valid"),
+    [
+        ({"event": "started", "step": 0}, [(3, 0.5)]),
+        ({"event": "resumed", "step": 1}, [(1, 1.0), (3, 0.5)]),
+    ],
+)
+def test_an_attempt_makes_void_the_validations_of_steps_after_its_first(
+    folder: Folder, begins: dict[str, Any], valid: list[tuple[int, float]]
+) -> None:
+    folder.losses("digits", 0, 0, [3.0, 2.0, 1.0])
+    validated = {"event": "validated", "eval_loss": 1.0}
+    before = [validated | {"step": step} for step in (1, 2, 3)]
+    folder.events("digits", *before, begins, validated | {"step": 3, "eval_loss": 0.5})
+    found = course_of(Shared(folder.root), "digits", files.events_of(Shared(folder.root), "digits"))
+    assert [(point.step, point.loss) for point in found.validation] == valid
+
+
 def test_a_line_that_is_none_is_left_out(folder: Folder) -> None:
     folder.losses("digits", 0, 0, [3.0])
     path = next((folder.root / "logs/digits/losses").iterdir())
