@@ -13,7 +13,7 @@ from ddpjob_operator.follow.lines import Line
 from ddpjob_operator.follow.why import Section
 from ddpjob_operator.local.observed import seconds_in_words
 from ddpjob_operator.page.charts import StepChart, Track, loss_chart, throughput_chart, track
-from ddpjob_operator.page.list_view import Row, path_of, row_of, size_in_words
+from ddpjob_operator.page.list_view import Row, held_nodes, path_of, row_of, size_in_words
 from ddpjob_operator.page.ranks import RanksView, ranks_view
 from ddpjob_operator.page.timeline import Attempt, Share, Timeline, attempts_of, shares, timeline
 from ddpjob_operator.page.values import Detail, EventRow, LogQuery, SnapshotRow
@@ -228,7 +228,7 @@ def _loss(detail: Detail, row: Row) -> Figure | None:
 
 
 def _ranks(detail: Detail) -> str:
-    nodes, ranks = detail.job.nodes, detail.job.ranks_per_node
+    nodes, ranks = held_nodes(detail.job) or detail.job.nodes, detail.job.ranks_per_node
     count = nodes * ranks if nodes and ranks else None
     return f"{count} {'rank' if count == 1 else 'ranks'}" if count else ""
 

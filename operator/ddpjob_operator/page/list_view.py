@@ -185,7 +185,11 @@ def _reason(job: JobRecord, reason: str) -> str:
     return "" if job.phase != job.status.phase or reason == job.phase or tone_of(job.phase) == "good" else reason
 
 
+def held_nodes(job: JobRecord) -> int:
+    """The size of its gang now, which of an elastic job may differ from that of the spec; 0 where it has none."""
+    return 0 if job.status.is_final or job.phase != job.status.phase else job.status.nodes.total
+
+
 def _nodes(job: JobRecord) -> str:
-    if job.status.is_final or job.phase != job.status.phase or not job.status.nodes.total:
-        return str(job.nodes or job.status.nodes.total or "")
-    return f"{job.status.nodes.ready}/{job.status.nodes.total}"
+    held = held_nodes(job)
+    return f"{job.status.nodes.ready}/{held}" if held else str(job.nodes or job.status.nodes.total or "")

@@ -214,6 +214,16 @@ def test_a_throughput_is_shown_of_a_job_that_runs(phase: str) -> None:
     assert ("Throughput" in [each.title for each in view.figures]) == (phase == "Running")
 
 
+@pytest.mark.parametrize(
+    ("phase", "nodes", "ranks"),
+    [("Running", "1/1", "4 ranks"), ("Succeeded", "2", "8 ranks"), (STOPPED, "2", "8 ranks")],
+)
+def test_an_elastic_job_has_the_ranks_of_its_size_now(phase: str, nodes: str, ranks: str) -> None:
+    view = job_view(detail(job(phase=phase, nodes={"ready": 1, "total": 1})))
+    (figure,) = (each for each in view.figures if each.title == "Nodes")
+    assert (figure.value, figure.detail) == (nodes, ranks)
+
+
 def test_the_slowest_rank_is_shown_with_the_table_of_ranks_and_what_slows_all_with_the_answer() -> None:
     reports = Reports((RankRow(0, step_seconds=0.1, data_seconds=0.0), RankRow(1, step_seconds=0.1, data_seconds=0.05)))
     sections = (Section("Ranks", ("the others wait for rank 1",)), Section("Slowed by", ("CPU limit: pod digits-0-1",)))
