@@ -344,6 +344,20 @@ def test_what_would_stop_a_job_is_found(check: str, changed: Mapping[str, Any], 
     assert bool(finding.fix) is (level in (PROBLEM, WARNING)) or level is UNKNOWN
 
 
+@pytest.mark.parametrize(("key", "may_be_added"), [("nvidia.com/gpu", True), ("team", False)])
+def test_a_cluster_may_add_tolerations_that_are_named_like_the_gpus(key: str, may_be_added: bool) -> None:
+    """As GKE does, which also taints its nodes so."""
+    fix = found("gpus", nodes=(replace(NODE, taints=(f"{key}=present:NoSchedule",)),)).fix
+    assert fix.startswith(f"in podTemplate.spec.tolerations: {{key: {key}, operator: Exists, effect: NoSchedule}}")
+    assert ("not needed for nvidia.com/gpu if the cluster adds it" in fix) is may_be_added
+
+
+def test_gpus_that_an_autoscaler_adds_need_no_device_plugin_now() -> None:
+    """Of those only Karpenter shows that it adds nodes."""
+    cpus = replace(NODE, allocatable={"cpu": Decimal(8)})
+    assert "unless an autoscaler adds nodes with GPUs" in found("gpus", nodes=(cpus,)).fix
+
+
 def test_what_is_tried_is_a_job_that_names_nothing_and_its_pod() -> None:
     job, pod = trial_job("ml"), trial_pod("ml", IMAGE)
     assert check(job, Path.cwd()).job.spec.nodes == 1

@@ -72,17 +72,21 @@ def gpus(facts: Facts) -> Finding:
         return warning(
             "gpus",
             "no node offers any; jobs on CPUs are not affected",
-            "install the device plugin of the GPUs (nvidia-device-plugin, or NVIDIA's GPU operator)",
+            "install the device plugin of the GPUs (nvidia-device-plugin, or NVIDIA's GPU operator), unless an "
+            "autoscaler adds nodes with GPUs for pods",
         )
     usable = [node for node in holders if node.usable]
     if not usable:
         taints = sorted({taint for node in holders for taint in node.taints})
         if taints:
             tolerated = "; ".join(map(_toleration, taints))
+            # ExtendedResourceToleration, an admission plugin, goes by keys that are names of resources
+            of_resources = {_key(taint) for taint in taints} & {name for node in holders for name in node.gpus}
+            added = f"; not needed for {named(sorted(of_resources))} if the cluster adds it to such pods, as GKE does"
             return warning(
                 "gpus",
                 f"every node with GPUs is tainted: {', '.join(taints)}",
-                f"in podTemplate.spec.tolerations: {tolerated}",
+                f"in podTemplate.spec.tolerations: {tolerated}{added if of_resources else ''}",
             )
         return warning(
             "gpus", f"no node with GPUs takes pods: {_state(holders[0])}", "kubectl describe node; kubectl uncordon"
@@ -185,8 +189,11 @@ def _state(node: NodeView) -> str:
 
 
 def _toleration(taint: str) -> str:
-    key, _, effect = taint.rpartition(":")
-    return f"{{key: {key.partition('=')[0]}, operator: Exists, effect: {effect}}}"
+    return f"{{key: {_key(taint)}, operator: Exists, effect: {taint.rpartition(':')[2]}}}"
+
+
+def _key(taint: str) -> str:
+    return taint.rpartition(":")[0].partition("=")[0]
 
 
 def _failed(messages: tuple[str, ...] | Unread) -> list[str]:
