@@ -84,7 +84,7 @@ COST = Dashboard(
     "Nodes and GPUs count while a gang holds them: not in a queue, not suspended.",
     (
         Row("In the time shown", (
-            stat("Cost", "Of all jobs, including deleted ones.", cost(), unit=MONEY),
+            stat("Cost", "Of all jobs, including deleted ones. Spares are left out.", cost(), unit=MONEY),
             stat("An hour now", "At the pace of the last ten minutes.", hourly_cost(), unit=MONEY),
             stat("Trained for it", "What went into training steps that were kept.", TRAINED, unit=MONEY),
             stat("Share that trained", "The rest went into starts, snapshots, validation, failures: see 'By activity'.",

@@ -139,8 +139,8 @@ OPERATOR = (
             MetricRow(
                 f"ddpjob_{unit}_seconds_total",
                 "counter",
-                f"{what}-seconds held by jobs, added when the job ends or is deleted. `cause` is the activity; "
-                "training time that a failure lost has the cause `recovering`. `outcome` is "
+                f"{what}-seconds held by gangs, without spares, added when the job ends or is deleted. `cause` is the "
+                "activity; training time that a failure lost has the cause `recovering`. `outcome` is "
                 f"{', '.join(f'`{each}`' for each in OUTCOMES)}.",
                 ("namespace", "cause", "outcome"),
                 "seconds",
@@ -148,7 +148,8 @@ OPERATOR = (
             MetricRow(
                 f"ddpjob_held_{unit}_seconds_total",
                 "counter",
-                f"{what}-seconds held by gangs, incremented while they are held. `cause` is the activity.",
+                f"{what}-seconds held by gangs, without spares, incremented while they are held. `cause` is the "
+                "activity.",
                 ("namespace", "cause"),
                 "seconds",
             ),
@@ -235,7 +236,8 @@ JOBS = (
     MetricRow(
         "ddpjob_status_gpus",
         "gauge",
-        "GPUs that the pods of the current attempt request, also while it waits or is suspended, and after its end.",
+        "GPUs that the pods of the current attempt request, without spares, also while it waits or is suspended, and "
+        "after its end.",
         JOB_LABELS,
     ),
     MetricRow("ddpjob_status_step", "gauge", "Completed optimizer steps.", JOB_LABELS, aggregate="max"),
