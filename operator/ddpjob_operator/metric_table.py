@@ -69,8 +69,8 @@ OPERATOR = (
         "ddpjob_operator_watch_starts_total",
         "counter",
         "Watch requests. Normal is one in five minutes for each resource and namespace, and one in 70 to 105 s where "
-        "nothing changes. More are broken connections.",
-        ("resource",),
+        "nothing changes. More are broken connections. `watched_namespace` is empty where all are watched at once.",
+        ("resource", "watched_namespace"),
     ),
     MetricRow(
         "ddpjob_operator_resyncs_total",

@@ -155,7 +155,7 @@ def stand_in_for_the_rest_of_the_operator() -> None:
     metrics.NODE_SECONDS.labels(NAMESPACE, "training", "Succeeded").inc(3600)
     metrics.LEADER.set(1)
     metrics.API_REQUESTS.labels("GET", "pods", "200").inc()
-    metrics.WATCH_STARTS.labels("pods").inc()
+    metrics.WATCH_STARTS.labels("pods", "").inc()
 
 
 def asked(expr: str) -> str:

@@ -188,6 +188,10 @@ FAULTS = (
     Case("one of two watches is not begun again", OPERATOR | {
          'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="pods"}': "1+0.2x10 3x300"},
          "DDPJobOperatorWatchStale", {"pod": "operator-0", "instance": "a", "resource": "pods"}),
+    Case("one of its watches of two namespaces is not begun again", OPERATOR | {
+         'ddpjob_operator_watch_starts_total{pod="operator-0", instance="a", resource="pods", watched_namespace="b"}':
+         "1+0.2x10 3x300"}, "DDPJobOperatorWatchStale",
+         {"pod": "operator-0", "instance": "a", "resource": "pods", "watched_namespace": "b"}),
     Case("fifty jobs wait to be reconciled", OPERATOR | {'ddpjob_operator_queue_depth{pod="operator-0"}': "50x300"},
          "DDPJobOperatorBacklog", {}),
 )  # fmt: skip

@@ -114,7 +114,7 @@ class ChildWatch:
         self._followed.add((kind, namespace))
         while True:
             began = loop.time()
-            metrics.WATCH_STARTS.labels(resource=resource).inc()
+            metrics.WATCH_STARTS.labels(resource, namespace or "").inc()
             accept = "" if kind == SERVICE else METADATA
             async for event in self.client.watch(path, version, accept=accept, labelSelector=OURS):
                 version = int(event["object"]["metadata"]["resourceVersion"])
@@ -152,9 +152,11 @@ class ChildWatch:
         why = f"{kind.api_version} is not installed" if error.not_found else explain(error)
         self._followed.discard((kind, namespace))
         _, resource = paths.children(*kind, namespace)
-        followed = {paths.children(*other, within)[1] for other, within in self._followed}
-        if error.not_found and resource not in followed:  # the PodGroups of two schedulers share a series
-            metrics.WATCH_STARTS.remove(resource)  # one that never grows again would be a watch that has stopped
+        followed = {(paths.children(*other, within)[1], within) for other, within in self._followed}
+        if error.not_found and (resource, namespace) not in followed:  # the PodGroups of two schedulers share a series
+            metrics.WATCH_STARTS.remove(
+                resource, namespace or ""
+            )  # one that never grows again would be a watch that has stopped
         if why != before:
             logger.log(level, "%s%s is not watched: %s", kind.name, where, why)
         self._look_at(self.cache.end_children(kind, namespace, frozenset()))

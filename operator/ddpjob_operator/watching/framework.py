@@ -178,7 +178,8 @@ def _counting() -> aiohttp.TraceConfig:
 
     async def begun(session: Any, context: Any, request: aiohttp.TraceRequestStartParams) -> None:
         if request.url.query.get("watch") == "true":
-            metrics.WATCH_STARTS.labels(resource=request.url.name).inc()
+            *_, parent, within, resource = request.url.parts
+            metrics.WATCH_STARTS.labels(resource, within if parent == "namespaces" else "").inc()
 
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(begun)

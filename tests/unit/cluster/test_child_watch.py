@@ -109,7 +109,7 @@ def test_a_kind_that_is_uninstalled_is_no_watch_that_has_stopped(status: int, co
     run(refused_later())
     assert (server.lists, len(server.watches)) == (2, 1)
     series = [sample.labels for metric in WATCH_STARTS.collect() for sample in metric.samples]
-    assert any(labels["resource"] == "networkpolicies" for labels in series) is counted
+    assert ({"resource": "networkpolicies", "watched_namespace": "ns"} in series) is counted
 
 
 def test_why_a_kind_is_not_watched_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +183,7 @@ def test_a_scheduler_that_is_not_installed_stops_no_series_of_another_ones_group
     """The alert on watches that have stopped would fire on every cluster with one of them."""
 
     def begun() -> float:
-        return WATCH_STARTS.labels("podgroups")._value.get()
+        return WATCH_STARTS.labels("podgroups", "ns")._value.get()
 
     before = begun()
     server = OnlyVolcano([])

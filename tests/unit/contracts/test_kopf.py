@@ -18,11 +18,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 import pytest
 import yaml
 from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
 
+from ddpjob_operator import metrics
 from ddpjob_operator.api import GROUP, PLURAL, VERSION
 from ddpjob_operator.watching import framework
 
@@ -347,6 +351,23 @@ def test_a_watch_that_falls_silent_is_begun_anew(tmp_path: Path, monkeypatch: py
         assert watches() == {JOBS, PODS}
 
     under_kopf(tmp_path, monkeypatch, check, backoffs=Short())
+
+
+@pytest.mark.parametrize(
+    ("path", "watched"),
+    [
+        ("/api/v1/pods", ("pods", "")),
+        ("/api/v1/namespaces/a/pods", ("pods", "a")),
+        (f"/proxy/apis/{GROUP}/{VERSION}/namespaces/a/{PLURAL}", (PLURAL, "a")),
+    ],
+)
+async def test_a_watch_is_counted_for_its_namespace(path: str, watched: tuple[str, str]) -> None:
+    """Of several, one that has stopped would be hidden by the others."""
+    counter = metrics.WATCH_STARTS.labels(*watched)
+    before = counter._value.get()
+    begun = aiohttp.TraceRequestStartParams("GET", URL(f"https://api{path}?watch=true"), CIMultiDict())
+    await framework._counting().on_request_start[0](None, None, begun)  # type: ignore[arg-type]
+    assert counter._value.get() == before + 1
 
 
 def test_what_an_event_handler_raises_is_logged_and_not_retried(
