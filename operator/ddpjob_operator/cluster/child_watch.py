@@ -154,9 +154,8 @@ class ChildWatch:
         _, resource = paths.children(*kind, namespace)
         followed = {(paths.children(*other, within)[1], within) for other, within in self._followed}
         if error.not_found and (resource, namespace) not in followed:  # the PodGroups of two schedulers share a series
-            metrics.WATCH_STARTS.remove(
-                resource, namespace or ""
-            )  # one that never grows again would be a watch that has stopped
+            # a series that never grows again would be a watch that has stopped
+            metrics.WATCH_STARTS.remove(resource, namespace or "")
         if why != before:
             logger.log(level, "%s%s is not watched: %s", kind.name, where, why)
         self._look_at(self.cache.end_children(kind, namespace, frozenset()))
