@@ -49,8 +49,9 @@ SPEC = {
 VARIABLES = {
     "$__rate_interval_ms": "30000",
     "$__rate_interval": "30s",
-    "$__range_ms": "300000",
-    "$__range": "5m",
+    # the queries count in full what a process counted that began in this time, and other tests may run before
+    "$__range_ms": "86400000",
+    "$__range": "1d",
     "$cluster": "",
     "$namespace": ".*",
     "$ddpjob": ".*",
