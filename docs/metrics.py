@@ -58,7 +58,8 @@ So a series that began within a day counts in full if the process did too, or wa
 
 ```promql
 (increase(x[1d]) > max_over_time(x[1d]) or max_over_time(x[1d])) and on (instance, pod) (
-  min_over_time(process_start_time_seconds[1d]) > time() - 86400 or process_start_time_seconds offset 1d
+  min_over_time(ddpjob_operator_start_timestamp_seconds[1d]) > time() - 86400
+  or ddpjob_operator_start_timestamp_seconds offset 1d
 ) unless x offset 1d or increase(x[1d])
 ```
 

@@ -79,7 +79,7 @@ def counted(metric: str, window: str, selector: str = "") -> str:
     """
     series = f"{metric}{{{', '.join(filter(None, (TEAM, selector)))}}}"
     grown, most = f"increase({series}[{window}])", f"max_over_time({series}[{window}])"
-    process = f"process_start_time_seconds{{{CLUSTER}}}"
+    process = f"ddpjob_operator_start_timestamp_seconds{{{CLUSTER}}}"
     seen = f"(min_over_time({process}[{window}]) > time() - {window}_ms / 1000 or {process} offset {window})"
     # more than its highest value where the process has begun anew in its container
     full = f"({grown} > {most} or {most}) and on (instance, pod) {seen}"

@@ -32,6 +32,13 @@ class MetricRow:
 
 OPERATOR = (
     MetricRow("ddpjob_operator_build_info", "info", "Version of the operator.", ("version",)),
+    MetricRow(
+        "ddpjob_operator_start_timestamp_seconds",
+        "gauge",
+        "Unix time of the start of this process.",
+        unit="seconds",
+        aggregate="max",
+    ),
     MetricRow("ddpjob_operator_leader", "gauge", "1 if this replica is the leader, otherwise 0."),
     MetricRow(
         "ddpjob_operator_shards",

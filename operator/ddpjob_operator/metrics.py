@@ -69,6 +69,7 @@ LOST_GPU_SECONDS = Counter(**_row("ddpjob_lost_gpu_seconds_total"))
 LEADER = Gauge(**_row("ddpjob_operator_leader"))
 SHARDS = Gauge(**_row("ddpjob_operator_shards"))
 QUEUE_DEPTH = Gauge(**_row("ddpjob_operator_queue_depth"))
+Gauge(**_row("ddpjob_operator_start_timestamp_seconds")).set_to_current_time()
 Info("ddpjob_operator_build", TABLE["ddpjob_operator_build_info"].help, registry=REGISTRY).info({"version": VERSION})
 
 

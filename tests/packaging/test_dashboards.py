@@ -167,7 +167,7 @@ def test_the_first_event_of_its_kind_is_counted_too(promtool: str, tmp_path: Pat
         name("Stalled", "operator-3"): "40x31 stale",
     }
     for pod, begun in (("operator-0", "0x90"), ("operator-1", "_x80 4800x10"), ("operator-2", "_x40 2400x20 stale")):
-        values[f'process_start_time_seconds{{pod="{pod}"}}'] = begun
+        values[f'ddpjob_operator_start_timestamp_seconds{{pod="{pod}"}}'] = begun
     question = {"expr": expr, "eval_time": "90m", "exp_samples": [{"labels": "{}", "value": 4}]}
     check_answers(promtool, tmp_path, values, [question])
 
@@ -188,7 +188,7 @@ def test_what_was_counted_before_the_time_shown_is_not_counted_again(
     (panel,) = (panel for panel in panels(PAGES["failures"]) if panel["title"] == "Restarts")
     expr = f"abs(({of_an_hour(panel['targets'][0]['expr'])}) - {restarts}) <= bool 1"
     name = 'ddpjob_operator_restarts_total{namespace="team", reason="NodeLost", pod="operator-0"}'
-    series = {name: counter, 'process_start_time_seconds{pod="operator-0"}': process}
+    series = {name: counter, 'ddpjob_operator_start_timestamp_seconds{pod="operator-0"}': process}
     question = {"expr": expr, "eval_time": "90m", "exp_samples": [{"labels": "{}", "value": 1}]}
     check_answers(promtool, tmp_path, series, [question])
 

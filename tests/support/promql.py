@@ -8,7 +8,7 @@ from ddp_trainer.launch.status.metric_table import TABLE as TRAINER
 from ddpjob_operator.metric_table import TABLE as OPERATOR
 
 OTHERS = frozenset({
-    "up", "ALERTS", "process_start_time_seconds",
+    "up", "ALERTS",
     # DCGM's exporter
     "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_POWER_USAGE",
     "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
