@@ -4,6 +4,7 @@ steps in which a release is named by digest and signed do run, with nobody to pu
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.tiers import program
 
 ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
@@ -121,7 +123,13 @@ def test_a_pull_request_is_scanned_and_each_kind_of_dependency_followed() -> Non
 DIGEST = f"sha256:{'a' * 64}"
 STAND_IN = r"""#!/bin/bash
 echo "${0##*/} $*" >>"$CALLS"
-case "$*" in *imagetools\ inspect*) echo "$ANSWER" ;; push*) echo "Digest: $ANSWER" ;; esac
+case "$*" in
+  *imagetools\ inspect\ --raw*) echo "$MANIFESTS" ;;
+  # the index that one platform was pushed as
+  *imagetools\ inspect*-a??64\ *) echo "sha256:$(printf 'b%.0s' {1..64})" ;;
+  *imagetools\ inspect*) echo "$ANSWER" ;;
+  push*) echo "Digest: $ANSWER" ;;
+esac
 """
 
 
@@ -133,9 +141,9 @@ def release_job(name: str) -> dict[str, Any]:
 def ran(folder: Path, job: str, step: str, *, answer: str = DIGEST, **env: str) -> tuple[int, list[str], str]:
     """Exit status, calls and outputs of the step of this id or name, as a runner of GitHub would run it."""
     (script,) = [item["run"] for item in release_job(job)["steps"] if step in (item.get("id"), item.get("name"))]
-    for program in ("docker", "cosign", "helm"):
-        (folder / program).write_text(STAND_IN)
-        (folder / program).chmod(0o755)
+    for name in ("docker", "cosign", "helm"):
+        (folder / name).write_text(STAND_IN)
+        (folder / name).chmod(0o755)
     (folder / "dist").mkdir()
     (folder / "Dockerfile").write_bytes((ROOT / "Dockerfile").read_bytes())
     calls, output = folder / "calls", folder / "output"
@@ -167,17 +175,43 @@ def test_all_images_of_a_release_are_built_on_one_base_by_its_digest(tmp_path: P
     assert "images" in set(made(images))
 
 
+def joined(**digests: str) -> str:
+    """The index of a release, each of whose platforms has an attestation of its build beside it."""
+    manifests = [
+        {"digest": digest, "platform": {"architecture": platform, "os": "linux"}}
+        for platform, digest in digests.items()
+    ]
+    attestation = {"digest": f"sha256:{'f' * 64}", "platform": {"architecture": "unknown", "os": "unknown"}}
+    return json.dumps({"manifests": [entry for manifest in manifests for entry in (manifest, attestation)]})
+
+
+OF_A_PLATFORM = {"amd64": f"sha256:{'c' * 64}", "arm64": f"sha256:{'d' * 64}"}
+OF_AN_IMAGE = {"PLATFORMS": "amd64 arm64", "IMAGE": "registry.example/trainer", "TAG": "1-cpu", "NAME": "trainer"}
+
+
 def test_each_image_is_signed_by_its_digest_and_has_an_sbom_for_each_platform(tmp_path: Path) -> None:
-    env = {"PLATFORMS": "amd64 arm64", "IMAGE": "registry.example/trainer", "TAG": "1-cpu", "NAME": "trainer"}
+    """An SBOM belongs to the digest that nodes pull: that of the platform's manifest in the signed index."""
+    program("images", "jq")
+    env = {**OF_AN_IMAGE, "MANIFESTS": joined(**OF_A_PLATFORM)}
     status, calls, output = ran(tmp_path, "publish-images", "index", **env)
-    signed = f"registry.example/trainer@{DIGEST}"
+    image = "registry.example/trainer"
+    attest = "cosign attest --yes --type spdxjson --predicate trainer-1-cpu"
     assert (status, output) == (0, f"digest={DIGEST}\n")
+    assert f"docker buildx imagetools inspect --raw {image}@{DIGEST}" in calls
     assert [call for call in calls if call.startswith("cosign")] == [
-        f"cosign sign --yes --recursive {signed}",
-        f"cosign attest --yes --type spdxjson --predicate trainer-1-cpu-amd64.spdx.json {signed}",
-        f"cosign attest --yes --type spdxjson --predicate trainer-1-cpu-arm64.spdx.json {signed}",
+        f"cosign sign --yes --recursive {image}@{DIGEST}",
+        f"{attest}-amd64.spdx.json {image}@{OF_A_PLATFORM['amd64']}",
+        f"{attest}-arm64.spdx.json {image}@{OF_A_PLATFORM['arm64']}",
     ]
     assert {"images", "sbom"} <= set(made(release_job("images")))
+
+
+def test_an_image_without_a_manifest_for_a_platform_gets_no_sbom_for_it(tmp_path: Path) -> None:
+    program("images", "jq")
+    env = {**OF_AN_IMAGE, "MANIFESTS": joined(amd64=OF_A_PLATFORM["amd64"])}
+    status, calls, output = ran(tmp_path, "publish-images", "index", **env)
+    assert (status, output) == (1, "")
+    assert [call for call in calls if "arm64.spdx.json" in call] == []
 
 
 def test_the_chart_is_signed_by_the_digest_that_was_pushed(tmp_path: Path) -> None:
