@@ -86,7 +86,8 @@ build() {
     arguments+=(--build-arg "BASE_IMAGE=$BASE_IMAGE" --label "org.opencontainers.image.base.name=$BASE_IMAGE")
   say "building $ref with $TOOL"
   case $TOOL in
-    docker) loudly_if_wrong docker build "${arguments[@]}" "$ROOT" ;;
+    # an attestation has the time of the build: each would be another image, in an index of its own, though all was cached
+    docker) BUILDX_NO_DEFAULT_ATTESTATIONS=1 loudly_if_wrong docker build "${arguments[@]}" "$ROOT" ;;
     podman) loudly_if_wrong podman build --layers "${arguments[@]}" "$ROOT" ;;
     buildah) loudly_if_wrong buildah_here build --layers --network host "${arguments[@]}" "$ROOT" ;;
   esac

@@ -103,6 +103,31 @@ def test_without_an_index_of_the_cpu_build_of_torch_nothing_is_built(tmp_path: P
     assert "set TORCH_INDEX_URL to PyTorch's index of CPU builds, or TORCH=cuda" in done.stderr
 
 
+DOCKER = r"""#!/bin/bash
+case $1 in
+  build) echo "attestations left out: $BUILDX_NO_DEFAULT_ATTESTATIONS" >>"$CALLS" ;;
+  image) echo sha256:0 ;;
+  save) touch "$3" ;;
+esac
+"""
+
+
+def test_docker_adds_nothing_to_an_image_that_differs_with_each_build(tmp_path: Path) -> None:
+    """The time of a build in an attestation gave an unchanged image a new digest, and its archive was written again."""
+    docker, calls = tmp_path / "docker", tmp_path / "calls"
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    env = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "CALLS": str(calls),
+        "DDPJOB_CACHE_DIR": str(tmp_path / "cache"),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    done = subprocess.run([SCRIPT, "operator"], env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert calls.read_text() == "attestations left out: 1\n"
+
+
 ENTRYPOINTS = {
     "operator": ["python", "-m", "ddpjob_operator.main"],
     "trainer": ["python", "-m", "ddp_trainer.launch"],
