@@ -59,6 +59,21 @@ def test_without_roles_of_the_chart_the_job_uses_those_of_the_operators_account(
     assert [one["metadata"]["name"] for one in of_kind("ServiceAccount", hooks)] == (["ddpjob"] if own else [])
 
 
+@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+def test_the_job_after_uninstalling_pulls_its_image_by_the_secrets_of_an_account_that_was_there(
+    namespaces: list[str],
+) -> None:
+    """An account of the hook's own has no pull secrets: the Job ended with its deadline, and had released no pod."""
+    found = everything({"serviceAccount": {"create": False, "name": "ddpjob"}, "watch": {"namespaces": namespaces}})
+    hooks = [m for m in found if m["metadata"].get("annotations", {}).get("helm.sh/hook") == "post-delete"]
+    (job,) = of_kind("Job", hooks)
+    assert job["spec"]["template"]["spec"]["serviceAccountName"] == "ddpjob"
+    assert of_kind("ServiceAccount", hooks) == []
+    bindings = of_kind("RoleBinding" if namespaces else "ClusterRoleBinding", hooks)
+    account = {"kind": "ServiceAccount", "name": "ddpjob", "namespace": "ddpjob-system"}
+    assert [one["subjects"] for one in bindings] == [[account]] * max(1, len(namespaces))
+
+
 def test_pods_of_hooks_pass_where_the_operators_pod_does() -> None:
     """A quota on limits of CPU refuses a pod without one, and pods of jobs would keep their finalizers."""
     resources = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
