@@ -43,6 +43,11 @@ def test_every_object_is_valid() -> None:
         kubernetes_schemas.validate(item, VERSIONS[-1], strict=True)
 
 
+def test_it_finds_the_api_server_where_the_operator_does() -> None:
+    address = {"name": "KUBERNETES_SERVICE_HOST", "value": "api.example"}
+    assert container(ON | {"extraEnv": [address]})["env"] == [address]
+
+
 @pytest.mark.parametrize(("namespaces", "kind"), [([], "ClusterRole"), (["default"], "Role")])
 def test_its_account_can_only_read(namespaces: list[str], kind: str) -> None:
     values = ON | {"watch": {"namespaces": namespaces}}

@@ -84,6 +84,18 @@ def test_pods_of_hooks_pass_where_the_operators_pod_does() -> None:
         assert [each["resources"] for each in pod["containers"]] == [operator_of(values)["resources"]]
 
 
+def test_the_job_after_uninstalling_finds_the_api_server_where_the_operator_does() -> None:
+    """What a variable takes from a Secret may be gone with the release: the pod would never start."""
+    address = {"name": "KUBERNETES_SERVICE_HOST", "value": "api.example"}
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "of-a-parent", "key": "token"}}}
+    values = {"extraEnv": [secret, address, {"name": "EMPTY"}]}
+    (job,) = of_kind("Job", everything(values))
+    namespaces, *extra = job["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert namespaces["name"] == "DDPJOB_OPERATOR_NAMESPACES"
+    assert extra == [address, {"name": "EMPTY"}]
+    assert operator_of(values)["env"][-3:] == values["extraEnv"]
+
+
 def test_pods_of_hooks_reach_what_they_need_where_the_operator_is_isolated() -> None:
     """Another policy of the namespace may let nothing out, and that of the operator is about its own pods alone."""
     mesh = {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "istio-system"}}}]}
