@@ -45,6 +45,8 @@ kubectl get ddpjobs --watch
   ```
 - Two replicas: `--set replicaCount=2`. The second is a stand-by; a PodDisruptionBudget keeps one of them during drains,
   and they are spread over nodes where possible.
+- Several operators in one parent chart: give each dependency an alias, which keeps their pods apart, and its own
+  `watch.namespaces`; set `crds.enabled` to false for all but one.
 - OpenShift: `--set podSecurityContext.runAsUser=null --set podSecurityContext.runAsGroup=null`; for the pods of jobs,
   see [operating](../../docs/operating.md#user-ids-that-the-cluster-assigns).
 - A registry mirror: `--set global.imageRegistry=registry.example.com`.

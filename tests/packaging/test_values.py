@@ -107,20 +107,6 @@ def test_settings_of_the_chart_are_those_that_the_operator_knows() -> None:
     assert sorted(schema["propertyNames"]["enum"]) == sorted(known - OF_OTHER_VALUES)
 
 
-@pytest.mark.parametrize("alias", ["ddpjobOperator", "ddpjob_operator", "Training"])
-def test_a_chart_that_depends_on_this_one_may_give_it_an_alias(tmp_path: Path, alias: str) -> None:
-    """Helm takes the alias for the chart's name. One without dashes can be read as `.Values.ALIAS` by the parent."""
-    dependency = {"name": CHART.name, "version": "0.1.0", "alias": alias}
-    parent = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
-    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(parent))
-    shutil.copytree(CHART, tmp_path / "charts" / CHART.name)
-    with helm.Chart.load(tmp_path) as chart:
-        texts = chart.render({alias: {"dashboard": {"enabled": True}}}, name="platform", namespace="ml")
-    manifests = [item for file, text in texts.items() if not file.endswith("NOTES.txt") for item in documents(text)]
-    name = f"platform-{alias.lower().replace('_', '-')}"
-    assert {service["metadata"]["name"] for service in of_kind("Service", manifests)} == {name, f"{name}-dashboard"}
-
-
 @pytest.mark.parametrize("name", ["123", "1e3", "0x1f"])
 def test_labels_are_text_whatever_the_release_is_called(name: str) -> None:
     """An ApplicationSet of Argo CD may name them by the numbers of pull requests."""

@@ -18,9 +18,24 @@ none of them (RFC 1035), but for a digit from Kubernetes 1.36 on. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Labels by which the pods of one release are found: (list $ NAME). A parent may have this chart several times, each
+under an alias of its own, which is the chart's name then. */}}
+{{- define "ddpjob.selectorOf" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ index . 1 }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
+{{- if ne $root.Chart.Name "ddpjob-operator" }}
+training.ddpjob.io/installation: {{ include "ddpjob.fullname" $root | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* That of a Deployment, from another one: it cannot be changed, and a Deployment knows its pods by their owners. */}}
+{{- define "ddpjob.deploymentSelector" -}}
+{{- omit (fromYaml .) "training.ddpjob.io/installation" | toYaml -}}
+{{- end -}}
+
 {{- define "ddpjob.selector" -}}
-app.kubernetes.io/name: ddpjob-operator
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- include "ddpjob.selectorOf" (list . "ddpjob-operator") -}}
 {{- end -}}
 
 {{- define "ddpjob.labels" -}}
@@ -210,8 +225,7 @@ a version: they are served since 1.30. */}}
 
 {{/* Of the Pod of `helm test`. The operator's own labels would make it a pod of the Service that it asks. */}}
 {{- define "ddpjob.testSelector" -}}
-app.kubernetes.io/name: ddpjob-operator-test
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- include "ddpjob.selectorOf" (list . "ddpjob-operator-test") -}}
 {{- end -}}
 
 {{/* The dashboard is none of the operator's pods: Service, NetworkPolicy and Deployment of each have their own selector. */}}
@@ -220,6 +234,5 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "ddpjob.dashboardSelector" -}}
-app.kubernetes.io/name: ddpjob-dashboard
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- include "ddpjob.selectorOf" (list . "ddpjob-dashboard") -}}
 {{- end -}}
