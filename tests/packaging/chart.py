@@ -74,6 +74,19 @@ def settings_of(values: Manifest) -> dict[str, str]:
     return {item["name"].removeprefix("DDPJOB_OPERATOR_"): item["value"] for item in operator_of(values)["env"]}
 
 
+OF_THE_API_SERVER: list[Manifest] = [
+    {"name": "KUBERNETES_SERVICE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+    {"name": "KUBERNETES_SERVICE_PORT", "value": "7445"},
+]
+"""Variables of extraEnv that say where the API server is."""
+
+OF_THE_OPERATOR: list[Manifest] = [
+    {"name": "DDPJOB_OPERATOR_NOTIFY_TOKEN", "valueFrom": {"secretKeyRef": {"name": "receiver", "key": "token"}}},
+    {"name": "DDPJOB_OPERATOR_SHARD", "value": "1"},
+    {"name": "EMPTY"},
+]
+"""Others, which are for the operator alone."""
+
 ALL_OPTIONS: Manifest = {
     "metrics": {"authentication": True, "readers": [{"name": "prometheus", "namespace": "monitoring"}]},
     "fullnameOverride": "ddp",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.packaging.chart import ROOT, VERSIONS, Manifest, of_kind, rendered
+from tests.packaging.chart import OF_THE_API_SERVER, OF_THE_OPERATOR, ROOT, VERSIONS, Manifest, of_kind, rendered
 from tests.support import kubernetes_schemas
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -44,8 +44,9 @@ def test_every_object_is_valid() -> None:
 
 
 def test_it_finds_the_api_server_where_the_operator_does() -> None:
-    address = {"name": "KUBERNETES_SERVICE_HOST", "value": "api.example"}
-    assert container(ON | {"extraEnv": [address]})["env"] == [address]
+    """It gets nothing else from extraEnv: a program that serves pages must not have the operator's Secrets."""
+    assert container(ON | {"extraEnv": [*OF_THE_OPERATOR, *OF_THE_API_SERVER]})["env"] == OF_THE_API_SERVER
+    assert "env" not in container(ON | {"extraEnv": OF_THE_OPERATOR})
 
 
 @pytest.mark.parametrize(("namespaces", "kind"), [([], "ClusterRole"), (["default"], "Role")])

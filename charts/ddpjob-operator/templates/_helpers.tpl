@@ -223,6 +223,16 @@ a version: they are served since 1.30. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Of extraEnv, where the API server is. The rest is the operator's alone: it may be a Secret, a setting that another
+program refuses, or the path of a file in extraVolumes. */}}
+{{- define "ddpjob.apiServerEnv" -}}
+{{- range .Values.extraEnv }}
+{{- if hasPrefix "KUBERNETES_SERVICE_" .name }}
+- {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Of the Pod of `helm test`. The operator's own labels would make it a pod of the Service that it asks. */}}
 {{- define "ddpjob.testSelector" -}}
 {{- include "ddpjob.selectorOf" (list . "ddpjob-operator-test") -}}
