@@ -13,10 +13,12 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.snapshots.conftest import manifest_of
 from tests.trainer.snapshots.one_rank import Run
 
 from ddp_trainer.snapshots import saving
+from ddp_trainer.snapshots.codec.structure import Deferred
 from ddp_trainer.snapshots.ranks import Ranks
 from ddp_trainer.snapshots.saving import BackgroundWriter, Saver
 from ddp_trainer.snapshots.session import Progress
@@ -72,6 +74,26 @@ def test_training_goes_on_while_a_snapshot_is_written_and_the_snapshot_is_of_its
     resumed = Run(tmp_path, attempt=1, seed=5)
     resumed.snapshots.resume()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in resumed.model.state_dict().items())
+
+
+def test_training_does_not_wait_for_a_value_that_waits_for_the_volume(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.snapshots.resume()
+    training, threads = threading.current_thread(), list[threading.Thread]()
+    is_released = threading.Event()
+
+    def written() -> list[str]:
+        threads.append(threading.current_thread())
+        assert threads[0] is not training, "training computes it"
+        assert is_released.wait(PATIENCE_SECONDS)
+        return []
+
+    run.cursor.state_dict = lambda: {"samples": 0, "waiting": Deferred(written)}  # type: ignore[method-assign]
+    run.train(3)
+    is_released.set()
+    run.snapshots.close()
+    assert run.results() == ["saved"]
+    assert [thread.name for thread in threads] == ["snapshot-2"]
 
 
 def test_a_snapshot_due_while_a_slow_one_is_written_is_skipped_and_says_so(

@@ -254,17 +254,15 @@ class Saver:
         stall = time.monotonic() - started
         if staged is not None:
             self._step_in_flight = manifest.step
-            self._bytes_in_flight = expected = staged.total_bytes
-            if self._shards is not None and shard is not None:
-                self._bytes_in_flight = expected = expected + shard.total_bytes
-            self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard, expected))
+            self._bytes_in_flight = staged.tensor_bytes + _bytes_of(shard)
+            self._writer.start(manifest.step, stall, lambda: self._write(manifest, staged, shard))
         elif self._shards is not None and shard is not None:
             self._bytes_in_flight = shard.total_bytes
             follow = self._shards.follow
             self._writer.start(manifest.step, stall, lambda: follow(shard, Disk()))
         return True
 
-    def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None, expected: int) -> Manifest:
+    def _write(self, manifest: Manifest, staged: Staged, shard: StagedShard | None) -> Manifest:
         """In the background of rank 0."""
         store, shards = self._store, self._shards
         assert store is not None
@@ -276,7 +274,7 @@ class Saver:
             return files
 
         try:
-            return store.save(write, manifest, expected_bytes=expected)
+            return store.save(write, manifest, expected_bytes=staged.total_bytes + _bytes_of(shard))
         finally:
             if shards is not None and shard is not None:
                 shards.dismiss()
@@ -379,6 +377,10 @@ class Saver:
             f"{busy:.1f} s; save less often or give the volume more speed"
         )
         self._emit(SnapshotEvent("skipped", step, message))
+
+
+def _bytes_of(shard: StagedShard | None) -> int:
+    return 0 if shard is None else shard.total_bytes
 
 
 @dataclass(frozen=True, slots=True)

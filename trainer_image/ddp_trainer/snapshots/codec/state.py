@@ -92,9 +92,14 @@ class Staged:
         return to_json({"version": _VERSION, "states": self.states})
 
     @property
+    def tensor_bytes(self) -> int:
+        """Bytes of the files of tensors: nearly all of a large state, and known before `structure` is."""
+        return sum(len(header) + data.numel() for header, data in self.files.values())
+
+    @property
     def total_bytes(self) -> int:
-        """Bytes that `write` is going to write."""
-        return len(self.structure) + sum(len(header) + data.numel() for header, data in self.files.values())
+        """Bytes that `write` is going to write. For the thread that writes."""
+        return len(self.structure) + self.tensor_bytes
 
     def write(self, directory: Path, disk: Disk | None = None) -> dict[str, FileEntry]:
         """Write the files into `directory`, and return what they are by name. Raises OSError."""
