@@ -16,13 +16,16 @@ import numpy as np
 import pytest
 import torch
 from tests.trainer.client.one_rank import model_and_optimizer, step
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
 from ddp_trainer.client.own_values import MOST_VALUES, settings, whole
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.contract.heartbeat import read_heartbeats
 from ddp_trainer.rank import data_waits
+from ddp_trainer.rank.step_reduce import StepReduce
 from ddp_trainer.snapshots.trust.manifest import Manifest
 
 
@@ -33,6 +36,30 @@ def test_a_loss_of_more_than_one_number_is_refused(attach: Any) -> None:
     step(model, optimizer)
     with pytest.raises(UserError, match="the loss of a step is one number, and this one has 3: pass its mean"):
         run.step_end(torch.ones(3))
+
+
+def test_a_loss_and_a_norm_of_a_sharded_model_are_reduced_as_plain_tensors(
+    attach: Any, process_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU they are copied into a plain tensor, which takes no DTensor: the job ended with an AssertionError."""
+    begin, reduced = StepReduce.start, list[Any]()
+
+    def record(self: StepReduce, loss: Tensor, *, gradient_norm: Any = None, **values: Any) -> None:
+        reduced.append((type(loss), type(gradient_norm)))
+        begin(self, loss, gradient_norm=gradient_norm, **values)
+
+    monkeypatch.setattr(StepReduce, "start", record)
+    model = fully_shard(nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    run = attach(model, optimizer)
+    run.resume()
+    step(model, optimizer)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert isinstance(norm, DTensor)
+    run.step_end(norm, gradient_norm=norm)
+    assert reduced == [(Tensor, Tensor)]
+    run.record_loss()
+    assert run._log.losses.last_loss == pytest.approx(norm.item())
 
 
 @pytest.mark.parametrize("steps", ["40", 40.5])

@@ -280,12 +280,12 @@ class Steps:
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise UserError(f"the loss of a step is one number, and this one has {loss.numel()}: pass its mean")
         self._has_loss = loss is not None
-        part = loss.detach() if isinstance(loss, Tensor) else torch.tensor(0.0 if loss is None else loss, device="cpu")
+        part = _plain(0.0 if loss is None else loss)
         if weight is None:
             part = part / self._world.size
         elif weight != 1.0:
             part = part * weight
-        norm = gradient_norm.detach() if isinstance(gradient_norm, Tensor) else gradient_norm
+        norm = _plain(gradient_norm) if isinstance(gradient_norm, Tensor) else gradient_norm
         self._of_step.start(
             part,
             step=self.step,
@@ -328,3 +328,12 @@ class Steps:
             samples_per_second=self._rate,
             learning_rate=self._learning_rate_of_step,
         )
+
+
+def _plain(value: Tensor | float) -> Tensor:
+    """A tensor without its graph. A DTensor, as the norm of the gradients is with FSDP2, is made whole: a collective of
+    its ranks.
+    """
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, device="cpu")
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
