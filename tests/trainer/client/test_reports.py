@@ -62,6 +62,21 @@ def test_a_loss_and_a_norm_of_a_sharded_model_are_reduced_as_plain_tensors(
     assert run._log.losses.last_loss == pytest.approx(norm.item())
 
 
+def test_a_loss_that_is_a_float_is_reported_as_it_is_whatever_the_default_type(attach: Any) -> None:
+    model, optimizer = model_and_optimizer()
+    run = attach(model, optimizer)
+    run.resume()
+    step(model, optimizer)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        run.step_end(70_000.25)
+        run.record_loss()
+    finally:
+        torch.set_default_dtype(before)
+    assert run._log.losses.last_loss == 70_000.25
+
+
 @pytest.mark.parametrize("steps", ["40", 40.5])
 def test_a_total_that_is_no_whole_number_is_refused(attach: Any, steps: Any) -> None:
     with pytest.raises(UserError, match=r"total_steps=.*give a whole number"):

@@ -335,5 +335,5 @@ def _plain(value: Tensor | float) -> Tensor:
     its ranks.
     """
     if not isinstance(value, Tensor):
-        return torch.tensor(value, device="cpu")
+        return torch.tensor(value, dtype=torch.float64, device="cpu")  # the script's default type may be a smaller one
     return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
