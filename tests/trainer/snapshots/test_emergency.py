@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -211,6 +211,27 @@ def test_a_buffer_that_was_replaced_or_is_not_saved_does_no_harm(tmp_path: Path)
     norm.running_mean = norm.running_mean + 1
     assert run.snapshots.emergency(Broken()) is True
     assert torch.equal(Run(tmp_path, attempt=1, seed=3).model[2].running_mean, at_boundary)
+
+
+def replace_a_module(model: torch.nn.Module) -> None:
+    model.set_submodule("2", torch.nn.BatchNorm1d(8))
+
+
+def add_a_buffer(model: torch.nn.Module) -> None:
+    model.get_submodule("0").register_buffer("mean", torch.zeros(8))
+
+
+@pytest.mark.parametrize("change", [replace_a_module, add_a_buffer])
+def test_modules_that_were_replaced_or_buffers_added_leave_no_snapshot(
+    tmp_path: Path, change: Callable[[torch.nn.Module], None]
+) -> None:
+    """The end of a step has kept the buffers of those that there were, which would be saved under the same names."""
+    run = Run(tmp_path)
+    run.train(2)
+    change(run.model)
+    assert run.train(6, fail="backward") is False
+    assert run.results() == [("saved", 3), ("skipped", 5)]
+    assert "a module of model was replaced, or a buffer added, since attach(): change" in run.events[-1].message
 
 
 class HeadOnly(torch.nn.Sequential):

@@ -81,6 +81,8 @@ class Boundaries:
         """
         self.newest: Boundary | None = None
         self._ranks = ranks
+        self._modules = {name: value for name, value in stateful.items() if isinstance(value, nn.Module)}
+        self._own_buffers = {name: _own_buffers(value) for name, value in self._modules.items()}
         self._places = {name: list(_buffers(value)) for name, value in stateful.items()}
         self.obstacle = _obstacle(stateful, self._places, changes_with_optimizer)
         """Why no state of this program can be shown to be that of a boundary; None if it can."""
@@ -154,8 +156,15 @@ class Boundaries:
         if self._is_updating and self.newest is not None:
             return f"step {self.newest.progress.step + 1} had begun to change the weights"
         if self.obstacle is None and self.newest is not None:
-            return self.other_weights(self.newest.progress.step)
+            return self.other_weights(self.newest.progress.step) or self._other_buffers()
         return self.obstacle
+
+    def _other_buffers(self) -> str | None:
+        """Why a boundary may lack buffers that a snapshot has, or have those of modules that are gone."""
+        for name, module in self._modules.items():
+            if _owners(self._own_buffers[name]) != _owners(_own_buffers(module)):
+                return f"a module of {name} was replaced, or a buffer added, since attach(): change the model before it"
+        return None
 
 
 def before_update(value: Stateful, action: Callable[[], None]) -> None:
@@ -272,6 +281,10 @@ def _own_buffers(value: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
         for path, module in value.named_modules(remove_duplicate=False)
         for leaf in module._buffers.keys() - module._non_persistent_buffers_set
     ]
+
+
+def _owners(buffers: Iterable[tuple[str, dict[str, Any], str]]) -> set[tuple[str, int]]:
+    return {(name, id(owner)) for name, owner, _ in buffers}
 
 
 def _copies_buffers(value: nn.Module, places: Iterable[tuple[str, dict[str, Any], str]]) -> bool:
