@@ -23,6 +23,7 @@ from tests.trainer.client.one_rank import model_and_optimizer, step
 from tests.trainer.train.volume import Volume
 from torch import nn
 
+from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank import failures
 from ddp_trainer.rank.world import World
 
@@ -191,6 +192,36 @@ def test_a_run_that_has_finished_lets_its_model_go(attach: Any) -> None:
     model, run = trained()
     gc.collect()
     assert (model(), run()) == (None, None)
+
+
+def test_two_runs_of_a_job_at_once_are_an_error_before_one_saves_in_place_of_the_other(
+    attach: Any, tmp_path: Path
+) -> None:
+    (first, second), environ = (model_and_optimizer() for _ in range(2)), {"DDPJOB_ATTEMPT": "0"}
+    runs = [attach(*given, environ=environ) for given in (first, second)]
+    assert [run.resume() for run in runs] == [0, 0]
+    step(*first)
+    with pytest.raises(
+        UserError, match=r"run.step_end\(\) was called on a run of the job job, .*all models to one att"
+    ):
+        runs[0].step_end()
+    with pytest.raises(UserError, match=r"run.finish\(\) was called on a run"):
+        runs[0].finish()
+    assert not list((tmp_path / "shared/checkpoints/job").glob("step-*"))
+
+
+def test_a_loop_that_failed_and_is_begun_again_in_the_same_process_goes_on(attach: Any) -> None:
+    """As after the device was out of memory, with a smaller batch."""
+    runs = []
+    for last in (3, 6):
+        model, optimizer = model_and_optimizer()
+        runs.append(attach(model, optimizer, environ={"DDPJOB_ATTEMPT": "0"}))
+        for _ in range(runs[-1].resume(), last):
+            step(model, optimizer)
+            runs[-1].step_end()
+        runs[-1]._snapshots.close()
+    runs[-1].finish()
+    assert runs[-1].step == 6
 
 
 def test_an_exception_after_a_run_has_finished_is_none_of_its_own(attach: Any, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""The runs of this process that have come to their end: a job has one run, and a second one would go on from what the
-first has saved, whatever its model.
+"""The runs of this process, of which a job has one: a second one would go on from what the first has saved, whatever
+its model, and two at once would take the snapshots of one another for their own.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 from ddp_trainer.contract.exit_codes import UserError
 
@@ -14,6 +15,28 @@ Key = tuple[Path, str, int, bool]
 
 _ended: Final[dict[Key, int | None]] = {}
 """The step at which each ended, None where it was stopped."""
+
+_resumed: Final[WeakValueDictionary[Key, object]] = WeakValueDictionary()
+"""The one that has resumed last. A loop that failed, and is begun again with a new `attach`, leaves its run behind."""
+
+_FIX: Final = (
+    "a job has one run. Give all models to one attach(), or run each in a job of its own (without an operator: with a "
+    "DDPJOB_NAME of its own)"
+)
+
+
+def resumes(key: Key, run: object) -> None:
+    """This run is used from now on."""
+    _resumed[key] = run
+
+
+def check_is_last(key: Key, run: object, call: str) -> None:
+    """Raises UserError where another run of the same job has resumed in this process since this one did."""
+    if _resumed.get(key, run) is not run:
+        raise UserError(
+            f"run.{call}() was called on a run of the job {key[0].name}, and another one, of a later attach(), has "
+            f"resumed in this process: {_FIX}"
+        )
 
 
 def has_ended(key: Key, step: int | None) -> None:
@@ -43,7 +66,5 @@ def check_not_ended(key: Key, step: int, total_steps: int | None) -> None:
     if last is None or (step == last and (total_steps is None or total_steps <= step)):
         raise UserError(
             f"this process has finished its run of the job {key[0].name}, at step {step}, and attach() was "
-            "called again: a job has one run. Give all models to one attach(), or run each in a job of its own "
-            "(without an operator: with a DDPJOB_NAME of its own). To go on with the same run, give attach() its "
-            "total_steps"
+            f"called again: {_FIX}. To go on with the same run, give attach() its total_steps"
         )

@@ -221,6 +221,7 @@ class Run:
         self._files.begins(self.step)
         self._losses.resumed()
         self._is_resumed = True
+        finished_runs.resumes(self._key, self)
         self._order.resumes(self.step)
         self._log.resumed(self.step)
         facts: dict[str, Any] = {"samples": self.samples, "worldSize": self._world.size}
@@ -667,6 +668,8 @@ class Run:
     def _check_resumed(self, call: str) -> None:
         if not self._is_resumed:
             raise UserError(f"run.{call}() was called before run.resume(): call resume() once, before the loop")
+        if self._snapshots is not None:
+            finished_runs.check_is_last(self._key, self, call)
 
     def _begin_update(self) -> None:
         self._rate_of_update = self._learning_rate
