@@ -43,6 +43,20 @@ def test_resuming_two_ranks_with_dropout_is_bitwise(seen: list[dict[str, Any]]) 
     )
 
 
+def test_a_state_that_only_one_rank_has_is_refused_by_name_on_all(seen: list[dict[str, Any]]) -> None:
+    """Such as an average of the weights that rank 0 alone keeps."""
+    for ranks in seen:
+        of_first, of_second = ranks["only_one_rank_has_a_state"]
+        assert "rank 0 has a state 'ema', which rank 1 has not: pass it to attach() on every rank" in of_first
+        assert "rank 1 has a state 'ema', which rank 0 has not" in of_second
+
+
+def test_where_one_rank_cannot_note_the_end_of_a_step_none_waits_for_it_there(seen: list[dict[str, Any]]) -> None:
+    (is_saved, messages), _ = (ranks["only_one_rank_has_an_obstacle"] for ranks in seen)
+    assert not is_saved
+    assert "no emergency snapshot: ema has state of its own (get_extra_state)" in messages[-1]
+
+
 def test_a_snapshot_that_only_rank_0_sees_is_resumed_by_all(seen: list[dict[str, Any]]) -> None:
     results = [ranks["only_rank_0_sees_the_snapshot"] for ranks in seen]
     assert [result["step"] for result in results] == [2, 2]

@@ -13,17 +13,19 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_trainer.contract.exit_codes import FencedError
+from ddp_trainer.contract.exit_codes import FencedError, UserError
+from ddp_trainer.snapshots.codec.state import Stateful
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.fence import Fence
@@ -39,7 +41,13 @@ class Run:
     """DistributedDataParallel with dropout: each rank draws its own random numbers."""
 
     def __init__(
-        self, directory: Path, *, attempt: int = 0, every: str | SaveInterval = "2steps", seed: int = 0
+        self,
+        directory: Path,
+        *,
+        attempt: int = 0,
+        every: str | SaveInterval = "2steps",
+        seed: int = 0,
+        states: Mapping[str, Stateful] = MappingProxyType({}),
     ) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
@@ -52,7 +60,7 @@ class Run:
         self.step = 0
         self.snapshots = Snapshots(
             directory,
-            {"model": self.ddp, "optimizer": self.optimizer},
+            {"model": self.ddp, "optimizer": self.optimizer, **states},
             every=SaveInterval.parse(every) if isinstance(every, str) else every,
             keep=9,
             identity=Identity("digits", "uid-1", 1, attempt, RANK, 2),
@@ -108,6 +116,31 @@ def resume_is_bitwise(volume: Path) -> Any:
         "losses": [unbroken.losses, broken.losses[:4] + resumed.losses],
         "weights": [unbroken.weights(), resumed.weights()],
     }
+
+
+def only_one_rank_has_a_state(volume: Path) -> Any:
+    said = []
+    for rank in (0, 1):
+        average = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
+        try:
+            Run(volume, states={"ema": average} if rank == RANK else {}).resume()
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def only_one_rank_has_an_obstacle(volume: Path) -> Any:
+    class WithExtraState(torch.nn.Linear):
+        def get_extra_state(self) -> int:
+            return 0
+
+        def set_extra_state(self, state: int) -> None: ...
+
+    run = Run(volume, states={"ema": (torch.nn.Linear, WithExtraState)[RANK](2, 2)})
+    run.resume()
+    run.train(3)
+    run.snapshots.close()
+    return run.snapshots.emergency(BrokenBatch()), [event.message for event in run.events]
 
 
 def only_rank_0_sees_the_snapshot(volume: Path) -> Any:
@@ -282,6 +315,8 @@ def an_exception_on_one_rank_leaves_an_emergency_snapshot(volume: Path) -> Any:
 
 SCENARIOS: tuple[Callable[[Path], Any], ...] = (
     resume_is_bitwise,
+    only_one_rank_has_a_state,
+    only_one_rank_has_an_obstacle,
     only_rank_0_sees_the_snapshot,
     rank_1_reads_other_bytes,
     rank_0_is_fenced,

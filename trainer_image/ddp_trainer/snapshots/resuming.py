@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,23 @@ def acquire(
             raise refusal from error
         raise SnapshotError(f"{what}. Check that the volume is mounted and not full") from error
     return SnapshotStore(directory, keep=keep, keep_every=keep_every, fence=fence, series=series)
+
+
+def agreed_obstacle(names: Iterable[str], obstacle: str | None, ranks: Ranks) -> str | None:
+    """On all ranks alike, the first that a rank has to noting the end of each step, which they do together.
+
+    Raises UserError where a rank has not the states, by name, of the others.
+    """
+    of_ranks = ranks.values([sorted(names), obstacle])
+    first, _ = of_ranks[0]
+    for rank, (own, _) in enumerate(of_ranks):
+        for name in sorted(set(own) ^ set(first)):
+            has, lacks = (rank, 0) if name in own else (0, rank)
+            raise UserError(
+                f"rank {has} has a state {name!r}, which rank {lacks} has not: pass it to attach() on every rank. The "
+                "ranks note the end of a step together, and each loads all states; rank 0's are saved"
+            )
+    return next((text for _, text in of_ranks if text is not None), None)
 
 
 def find_newest(

@@ -181,8 +181,10 @@ class Snapshots:
 
         Rank 0 decides; all ranks go on or all stop. Raises, the same on every rank: FencedError,
         IncompatibleSnapshotError for an intact snapshot of another program, UserError for a volume that cannot be
-        written, SnapshotError.
+        written and for a state that not every rank has, SnapshotError.
         """
+        noted = self._boundaries
+        noted.obstacle = resuming.agreed_obstacle(self._stateful, noted.obstacle, self._ranks)
         store, found = resuming.find_newest(
             self.directory,
             self.identity,
