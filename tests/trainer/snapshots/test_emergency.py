@@ -167,6 +167,38 @@ def test_weights_that_a_validation_has_put_in_place_of_others_leave_no_snapshot(
     assert run.snapshots.save(progress, kind="preempted", wait=True)
 
 
+class WithMomentumEncoder(torch.nn.Module):
+    """As of MoCo: its forward pass moves the key encoder, which no optimizer trains, towards the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.key.weight.lerp_(self.query.weight, 0.5)
+        return self.query(inputs) - self.key(inputs)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_parameters_that_a_forward_pass_has_changed_leave_no_snapshot(tmp_path: Path, moves: bool) -> None:
+    model = WithMomentumEncoder()
+    optimizer = torch.optim.SGD(model.query.parameters(), lr=0.1)
+    run = Run(tmp_path, states={"model": model, "optimizer": optimizer})
+    for number in range(1, 5):
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.snapshots.step_end(Progress(number, 0, 16 * number))
+    if moves:
+        model(torch.randn(16, 8))
+    assert not run.snapshots.has_other_weights(4)
+    assert run.snapshots.emergency(Broken()) is not moves
+    run.snapshots.close()
+    said = "parameters that no optimizer of the run's trains are not those of step 4: something has changed them"
+    assert (said in run.events[-1].message) is moves
+
+
 def test_a_failure_before_any_step_leaves_nothing_and_says_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.train(1, fail="forward") is False

@@ -88,7 +88,12 @@ class Boundaries:
         """Why no state of this program can be shown to be that of a boundary; None if it can."""
         self._is_updating = False
         self._captures = rng.Captures()
-        self._sampled = _sampled(stateful.values())
+        trained = _trained(stateful.values())
+        self._sampled = _sampled(trained)
+        known = {id(parameter) for parameter in trained}
+        others = [one for module in self._modules.values() for one in module.parameters() if id(one) not in known]
+        self._untrained = _sampled(others)
+        """Of what no optimizer trains, such as a momentum encoder, which a forward pass may change."""
         self._sampled_step: int | None = None
         for value in stateful.values():
             before_update(value, self.begin_update)
@@ -100,7 +105,7 @@ class Boundaries:
     def step_ended(self, step: int) -> None:
         """The weights are now those after `step`."""
         self._sampled_step = step
-        for sample in self._sampled:
+        for sample in (*self._sampled, *self._untrained):
             sample.take()
 
     def other_weights(self, step: int) -> str | None:
@@ -156,8 +161,17 @@ class Boundaries:
         if self._is_updating and self.newest is not None:
             return f"step {self.newest.progress.step + 1} had begun to change the weights"
         if self.obstacle is None and self.newest is not None:
-            return self.other_weights(self.newest.progress.step) or self._other_buffers()
+            step = self.newest.progress.step
+            return self.other_weights(step) or self._other_untrained(step) or self._other_buffers()
         return self.obstacle
+
+    def _other_untrained(self, step: int) -> str | None:
+        if self._sampled_step != step or not any(sample.differs() for sample in self._untrained):
+            return None
+        return (
+            f"parameters that no optimizer of the run's trains are not those of step {step}: something has changed "
+            "them since, such as a forward pass that updates a momentum encoder"
+        )
 
     def _other_buffers(self) -> str | None:
         """Why a boundary may lack buffers that a snapshot has, or have those of modules that are gone."""
@@ -211,13 +225,17 @@ class _Sample:
         return self._parameter.data_ptr() != self._values.data_ptr()
 
 
-def _sampled(values: Iterable[Stateful]) -> list[_Sample]:
-    """Of a few of the parameters that optimizers change, from all over the model."""
+def _trained(values: Iterable[Stateful]) -> list[Tensor]:
+    """The parameters that optimizers change."""
     groups = [group for value in values if isinstance(value, Optimizer) for group in value.param_groups]
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _sampled(given: Iterable[Tensor]) -> list[_Sample]:
+    """Of a few of these parameters, from all over the model."""
     parameters = [
         parameter
-        for group in groups
-        for parameter in group["params"]
+        for parameter in given
         if type(parameter) in (Tensor, nn.Parameter) and parameter.numel() and parameter.is_contiguous()
     ]
     return [_Sample(parameter) for parameter in parameters[:: -(-len(parameters) // SAMPLED_PARAMETERS) or 1]]
