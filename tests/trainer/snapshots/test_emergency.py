@@ -199,6 +199,26 @@ def test_parameters_that_a_forward_pass_has_changed_leave_no_snapshot(tmp_path: 
     assert (said in run.events[-1].message) is moves
 
 
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_frozen_parameters_that_are_offloaded_between_steps_are_still_those_of_the_step(
+    tmp_path: Path, is_freed: bool
+) -> None:
+    """Such as those of a text encoder, whose memory on the device is needed for something else meanwhile."""
+    model = WithMomentumEncoder()
+    weight, values = model.key.weight, model.key.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.query.parameters(), lr=0.1)
+    run = Run(tmp_path, states={"model": model, "optimizer": optimizer})
+    for number in range(1, 5):
+        model.query(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        weight.data = torch.empty(0) if is_freed and number % 3 else values.clone()
+        run.snapshots.step_end(Progress(number, 0, 16 * number))
+    weight.data = values.clone()
+    assert run.snapshots.emergency(Broken()) is not is_freed
+    run.snapshots.close()
+
+
 def test_a_failure_before_any_step_leaves_nothing_and_says_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.train(1, fail="forward") is False

@@ -166,7 +166,7 @@ class Boundaries:
         return self.obstacle
 
     def _other_untrained(self, step: int) -> str | None:
-        if self._sampled_step != step or not any(sample.differs() for sample in self._untrained):
+        if self._sampled_step != step or not any(sample.has_other_values() for sample in self._untrained):
             return None
         return (
             f"parameters that no optimizer of the run's trains are not those of step {step}: something has changed "
@@ -205,9 +205,12 @@ class _Sample:
         self._find()
 
     def _find(self) -> None:
-        every = -(-self._parameter.numel() // SAMPLED_VALUES)
-        self._values = self._parameter.detach().reshape(-1)[::every]
+        self._values = self._picked()
         self._taken = self._values.clone()
+
+    def _picked(self) -> Tensor:
+        every = -(-self._parameter.numel() // SAMPLED_VALUES) or 1  # its memory may have been freed since
+        return self._parameter.detach().reshape(-1)[::every]
 
     def take(self) -> None:
         if self._has_moved():
@@ -216,9 +219,14 @@ class _Sample:
             self._taken.copy_(self._values)
 
     def differs(self) -> bool:
+        """Whether it has other values, or was moved."""
+        return self._has_moved() or self.has_other_values()
+
+    def has_other_values(self) -> bool:
+        """Wherever they are now: what is not trained may be offloaded between steps."""
         # their bits, which are equal to themselves also where they are NaN
-        bits = (tensor.contiguous().view(torch.uint8) for tensor in (self._taken, self._values))
-        return self._has_moved() or not torch.equal(*bits)
+        bits = (tensor.cpu().contiguous().view(torch.uint8) for tensor in (self._taken, self._picked()))
+        return not torch.equal(*bits)
 
     def _has_moved(self) -> bool:
         """Whether another tensor was put in the place of its data."""
