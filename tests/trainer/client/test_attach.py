@@ -224,6 +224,21 @@ def test_a_loop_that_failed_and_is_begun_again_in_the_same_process_goes_on(attac
     assert runs[-1].step == 6
 
 
+def test_a_run_that_was_left_behind_saves_nothing_after_a_later_failure(attach: Any, tmp_path: Path) -> None:
+    """It would be the newest snapshot, of a run that nothing has gone on with."""
+    runs, environ = list[Any](), {"DDPJOB_ATTEMPT": "0", "DDPJOB_SNAPSHOT_EVERY": "1000steps"}
+    for steps in (3, 1):
+        model, optimizer = model_and_optimizer()
+        runs.append(attach(model, optimizer, environ=environ))
+        runs[-1].resume()
+        for _ in range(steps):
+            step(model, optimizer)
+            runs[-1].step_end()
+    failures.failed(RuntimeError("broken"))
+    saved = sorted(path.name for path in (tmp_path / "shared/checkpoints/job").glob("step-*"))
+    assert [int(name.removeprefix("step-")) for name in saved] == [1]
+
+
 def test_an_exception_after_a_run_has_finished_is_none_of_its_own(attach: Any, tmp_path: Path) -> None:
     for name in ("first", "second"):
         model, optimizer = model_and_optimizer()

@@ -30,9 +30,14 @@ def resumes(key: Key, run: object) -> None:
     _resumed[key] = run
 
 
+def is_last(key: Key, run: object) -> bool:
+    """Whether no other run of the same job has resumed in this process since this one did."""
+    return _resumed.get(key, run) is run
+
+
 def check_is_last(key: Key, run: object, call: str) -> None:
-    """Raises UserError where another run of the same job has resumed in this process since this one did."""
-    if _resumed.get(key, run) is not run:
+    """Raises UserError where another one has."""
+    if not is_last(key, run):
         raise UserError(
             f"run.{call}() was called on a run of the job {key[0].name}, and another one, of a later attach(), has "
             f"resumed in this process: {_FIX}"

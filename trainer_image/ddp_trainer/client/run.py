@@ -518,7 +518,7 @@ class Run:
         """After an exception that ends training: save the last finished step, if the states are still those of it.
         `attach` has this called.
         """
-        if self._snapshots is None or not self._is_resumed:
+        if self._snapshots is None or not self._is_resumed or not finished_runs.is_last(self._key, self):
             return
         self._heartbeat.enter("save")
         if isinstance(error, LossNotFinite | RollBack):
