@@ -294,6 +294,46 @@ def test_ranks_whose_model_is_on_the_host_reduce_where_their_group_can(
     assert happened == [torch.device(device)]
 
 
+@pytest.mark.parametrize(
+    ("current", "local_rank", "gpus", "device"),
+    [
+        pytest.param(0, 1, 2, "cuda:1", id="the script gives DDP its device_ids"),
+        pytest.param(2, 1, 4, "cuda:2", id="the script has set another"),
+        pytest.param(0, 1, 1, "cuda:0", id="each rank sees one GPU"),
+    ],
+)
+def test_the_ranks_of_a_node_that_attach_without_a_model_reduce_each_on_a_gpu_of_its_own(
+    current: int, local_rank: int, gpus: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert _reducing_device({"LOCAL_RANK": str(local_rank)}, monkeypatch) == torch.device(device)
+
+
+def test_a_run_without_a_model_reduces_on_the_gpu_that_its_group_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `init_process_group(device_id=…)` binds it."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    found = _reducing_device({"LOCAL_RANK": "1"}, monkeypatch, bound=torch.device("cuda:3"))
+    assert found == torch.device("cuda:3")
+
+
+def _reducing_device(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, bound: torch.device | None = None
+) -> torch.device:
+    """Of a run without a model whose group takes tensors of the device alone."""
+    module = importlib.import_module("ddp_trainer.client.attach")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(module, "begun", lambda kind, given, world, *others, **settings: world.device)
+    monkeypatch.setattr(module, "observing", lambda: None)
+    dist.init_process_group("cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.group.WORLD.bound_device_id = bound  # type: ignore[union-attr]
+        return module.attach(environ=environ)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.processes
 def test_the_package_imports_without_torch() -> None:
     code = "import ddp_trainer as d, sys; print('torch' in sys.modules, callable(d.attach), d.Task.__name__)"

@@ -102,7 +102,7 @@ def attach(
             f"attach(model, optimizer): the model is a {type(model).__name__}, not a torch.nn.Module; pass other "
             "states by name, and save what is no state with run.checkpoint()"
         )
-    device = _device(model)
+    device = _device(model, environ)
     if device.type == "cuda":
         # the step's all-reduce waits for its stream, and a snapshot holds its generator; a script that gives DDP its
         # device_ids trains without setting it
@@ -167,7 +167,7 @@ def begun(
     return run
 
 
-def _device(model: nn.Module | None) -> torch.device:
+def _device(model: nn.Module | None, environ: Mapping[str, str]) -> torch.device:
     """Where the ranks reduce: where the model is, or on the GPU of this process where they can only do so there. NCCL
     takes no tensors of the host, and a model may be there between its steps (CPUOffloadPolicy).
     """
@@ -177,8 +177,20 @@ def _device(model: nn.Module | None) -> torch.device:
         backend = dist.get_backend()
         takes_host = "cpu" in dist.distributed_c10d._device_capability()
         if not takes_host or (model is None and "nccl" in backend):
-            return torch.device("cuda", torch.cuda.current_device())
+            return _own_gpu(environ)
     return device
+
+
+def _own_gpu(environ: Mapping[str, str]) -> torch.device:
+    """The GPU of this process: the one that its process group is bound to, or the current device. That is the first one
+    also where the script never set it and gives DDP its device_ids, which by custom are [LOCAL_RANK].
+    """
+    bound = None if dist.group.WORLD is None else dist.group.WORLD.bound_device_id
+    if bound is not None and bound.type == "cuda":
+        return bound
+    current, local_rank = torch.cuda.current_device(), parse_rank(environ).local_rank
+    is_unset = current == 0 and local_rank < torch.cuda.device_count()
+    return torch.device("cuda", local_rank if is_unset else current)
 
 
 def _world(environ: Mapping[str, str], device: torch.device) -> World:
