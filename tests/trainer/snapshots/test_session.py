@@ -114,10 +114,10 @@ def test_a_snapshot_that_cannot_be_read_now_is_reported_and_a_later_attempt_uses
     run.snapshots.close()
     read = resuming.read_files
 
-    def read_the_older(directory: Path, manifest: Manifest) -> Any:
+    def read_the_older(directory: Path, manifest: Manifest, **settings: Any) -> Any:
         if manifest.step == 4:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(directory, manifest)
+        return read(directory, manifest, **settings)
 
     older, newer = Run(tmp_path, attempt=1), Run(tmp_path, attempt=2)
     with monkeypatch.context() as patch:
@@ -158,8 +158,8 @@ def test_a_run_that_was_replaced_while_it_read_its_snapshot_changes_nothing(
     first.snapshots.close()
     slow, read = Run(tmp_path, attempt=1), resuming.read_files
 
-    def read_slowly(*arguments: Any) -> Any:
-        files = read(*arguments)
+    def read_slowly(*arguments: Any, **settings: Any) -> Any:
+        files = read(*arguments, **settings)
         Fence.acquire(tmp_path, created=1, attempt=2, uid="uid-2")
         return files
 

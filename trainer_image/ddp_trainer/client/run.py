@@ -211,7 +211,8 @@ class Run:
             raise UserError("run.resume() was called twice: call it once, before the loop")
         if self._observer is None:
             self._heartbeat.enter("load")
-        manifest = self._snapshots.resume() if self._snapshots is not None else self._files.resume()
+        snapshots = self._snapshots
+        manifest = self._files.resume() if snapshots is None else snapshots.resume(self._heartbeat.beat)
         if manifest is not None:
             finished_runs.check_not_ended(self._key, manifest.step, self._steps.total_steps)
             steps = self._steps

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddp_trainer.snapshots.codec import rng
 from ddp_trainer.snapshots.codec.loading import load_into
 from ddp_trainer.snapshots.codec.state import RNG, SHARDS, File, Stateful, file_in_memory, parse_files, read_files
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.rounds import Reading, meet
 from ddp_trainer.snapshots.trust import earlier, restore, rollback
 from ddp_trainer.snapshots.trust.errors import CorruptSnapshotError, IncompatibleSnapshotError, SnapshotError
 from ddp_trainer.snapshots.trust.fence import Fence
@@ -101,27 +103,36 @@ def find_newest(
     keep: int,
     keep_every: int | None = None,
     check_view: Callable[[], None] | None = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> tuple[SnapshotStore | None, tuple[Manifest, Files] | None]:
     """Rank 0's store, None on the others, and the newest valid snapshot, the same on all ranks: None if there is none,
-    its files verified and in memory on rank 0.
+    its files verified and in memory on rank 0. All ranks `beat` as rank 0 reads on.
 
     Raises rank 0's error everywhere: as `acquire` and SnapshotStore.load_newest do.
     """
     store: SnapshotStore | None = None
+    reading: Reading[tuple[Manifest, Files] | None] | None = None
     manifest: Manifest | None = None
     files: Files = {}
     error: Exception | None = None
     if ranks.rank == 0:
         try:
             store = acquire(directory, identity, keep=keep, keep_every=keep_every, check_view=check_view)
-            with storage_awaited():
-                newest = store.load_newest(read_files)
-            if newest is not None:
-                manifest, files = newest
+            reading = Reading(partial(_load_newest, store))
         except Exception as problem:
             error = problem
+    meet(ranks, reading, beat)
+    try:
+        if reading is not None and (newest := reading.result()) is not None:
+            manifest, files = newest
+    except Exception as problem:
+        error = problem
     manifest = decided_by_first(ranks, manifest, error)
     return store, None if manifest is None else (manifest, files)
+
+
+def _load_newest(store: SnapshotStore, on_read: Callable[[], None]) -> tuple[Manifest, Files] | None:
+    return store.load_newest(lambda directory, manifest: read_files(directory, manifest, on_read=on_read))
 
 
 def check_owner(store: SnapshotStore | None, ranks: Ranks) -> None:

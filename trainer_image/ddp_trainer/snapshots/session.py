@@ -175,13 +175,13 @@ class Snapshots:
         """The newest snapshot known to be whole: the one resumed from, or on rank 0 the last one saved since."""
         return self._saver.last_saved if self._saver is not None else None
 
-    def resume(self) -> Manifest | None:
+    def resume(self, beat: Callable[[], None] = lambda: None) -> Manifest | None:
         """Acquire the fence and load the newest valid snapshot on all ranks; None if there is none. Call it once,
         first.
 
-        Rank 0 decides; all ranks go on or all stop. Raises, the same on every rank: FencedError,
-        IncompatibleSnapshotError for an intact snapshot of another program, UserError for a volume that cannot be
-        written and for a state that not every rank has, SnapshotError.
+        Rank 0 decides; all ranks go on or all stop, and `beat` as it reads on. Raises, the same on every rank:
+        FencedError, IncompatibleSnapshotError for an intact snapshot of another program, UserError for a volume that
+        cannot be written and for a state that not every rank has, SnapshotError.
         """
         noted = self._boundaries
         noted.obstacle = resuming.agreed_obstacle(self._stateful, noted.obstacle, self._ranks)
@@ -192,6 +192,7 @@ class Snapshots:
             keep=self._keep,
             keep_every=self._keep_every,
             check_view=self._check_view,
+            beat=beat,
         )
         self._store = store
         for info in store.set_aside if store is not None else ():

@@ -9,7 +9,7 @@ the bytes that were verified are the bytes used.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,18 +136,28 @@ def file_in_memory(name: str, size: int) -> File:
     return TensorFile(size) if name.endswith(TENSORS) else PlainFile(size)
 
 
-def read_files(directory: Path, manifest: Manifest, *, check_shards: bool = True) -> dict[str, File]:
+def read_files(
+    directory: Path, manifest: Manifest, *, check_shards: bool = True, on_read: Callable[[], None] = lambda: None
+) -> dict[str, File]:
     """The files of a snapshot that every rank needs, in memory, verified as they were read.
 
-    The shards, of which a rank needs few, are only verified, by rank 0 for all. Raises CorruptSnapshotError, OSError.
+    The shards, of which a rank needs few, are only verified, by rank 0 for all. Calls `on_read` again and again while
+    bytes arrive. Raises CorruptSnapshotError, OSError.
     """
     if check_shards:
-        verify_files(directory, manifest.with_files(_files(manifest, shards=True)))
+        verify_files(directory, manifest.with_files(_files(manifest, shards=True)), on_read)
     files = {}
     for name, entry in _files(manifest, shards=False).items():
         files[name] = file_in_memory(name, entry.bytes)
-        read_verified_into(directory, name, entry, files[name].pieces())
+        read_verified_into(directory, name, entry, _noted(files[name].pieces(), on_read))
     return files
+
+
+def _noted(pieces: Iterator[memoryview], on_read: Callable[[], None]) -> Iterator[memoryview]:
+    """The same pieces; each is asked for when the one before is filled."""
+    for piece in pieces:
+        on_read()
+        yield piece
 
 
 def parse_files(files: dict[str, File]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -49,9 +49,10 @@ def read_back(file: BufferedReader) -> FileEntry:
     return FileEntry(os.fstat(file.fileno()).st_size, digest)
 
 
-def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Read every file of a snapshot. Raises CorruptSnapshotError naming the first file that is not as it should be.
+def verify_files(directory: Path, manifest: Manifest, on_read: Callable[[], None] = lambda: None) -> None:
+    """Read every file of a snapshot; calls `on_read` after each block.
 
+    Raises CorruptSnapshotError naming the first file that is not as it should be.
     Any other OSError (EIO, ESTALE) goes through: the disk, not the snapshot, may be what is ill.
     """
     block = memoryview(bytearray(_BLOCK))
@@ -60,6 +61,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             digest = hashlib.sha256()
             while count := os.readv(descriptor, [block]):
                 digest.update(block[:count])
+                on_read()
         _compare(name, entry, digest.hexdigest())
 
 
