@@ -6,10 +6,11 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.support.waiting import eventually
@@ -18,7 +19,7 @@ from ddp_trainer.contract import run_dir
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.json_files import write_json
-from ddp_trainer.launch import gang_watch
+from ddp_trainer.launch import accounts, gang_watch
 from ddp_trainer.launch.accounts import Accounts, Answers, Folder
 from ddp_trainer.launch.gang_watch import GangWatch, Stall
 from ddp_trainer.launch.watchdog import Rank
@@ -65,6 +66,7 @@ class LateFolder(Folder):
 def two(pod: PodEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Accounts, Accounts]]:
     # a busy machine may keep a thread waiting for longer than a node is given to answer
     monkeypatch.setattr("ddp_trainer.launch.accounts.ANSWER_SECONDS", 100.0)
+    monkeypatch.setattr("ddp_trainer.launch.accounts.OTHERS_SECONDS", 0.0)
     nodes = [
         Accounts(replace_node(pod, node), lambda: {"ranks": []}, LateFolder(tmp_path / "stalls", node))
         for node in (0, 1)
@@ -121,6 +123,123 @@ def test_an_account_that_answers_an_earlier_question_is_not_taken(pod, tmp_path,
     accounts.ask()
     assert answers_of(accounts).missing == (1,)
     accounts.close()
+
+
+class Memory(Folder):
+    """A volume for many nodes, and the time that it takes: `seconds` for an account."""
+
+    def __init__(self, *, seconds: float = 0.0) -> None:
+        super().__init__(Path("no-such-folder"), None)
+        self.now = 1000.0
+        self.seconds = seconds
+        self.asked = ""
+        self.questions = 0
+        self.reads = 0
+        self.files: dict[str, Mapping[str, Any]] = {}
+        self.on_read: Callable[[], None] = lambda: None
+
+    def make(self) -> None:
+        pass
+
+    def touch(self) -> None:
+        pass
+
+    def question(self) -> str:
+        return self.asked
+
+    def ask(self, question: str) -> None:
+        self.asked, self.questions = question, self.questions + 1
+
+    def read(self, name: str) -> Any:
+        if name.startswith("node-"):
+            self.reads += 1
+            self.now += self.seconds
+            self.on_read()
+        return self.files.get(name)
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        self.files[name] = value
+
+
+@pytest.fixture
+def of_many(pod: PodEnvironment, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Memory], list[Accounts]]:
+    """So many nodes, without their threads, by the clock of the volume."""
+
+    def nodes(count: int, folder: Memory) -> list[Accounts]:
+        monkeypatch.setattr(Accounts, "_run", lambda self: None)
+        monkeypatch.setattr("ddp_trainer.launch.accounts.time", SimpleNamespace(monotonic=lambda: folder.now))
+        pods = [replace(pod, node_rank=node, nodes=count) for node in range(count)]
+        return [Accounts(one, lambda: {"ranks": []}, folder) for one in pods]
+
+    return nodes
+
+
+def test_of_many_launchers_whose_ranks_are_late_one_reads_the_accounts(of_many) -> None:
+    folder = Memory()
+    nodes = of_many(300, folder)
+
+    def all_look() -> list[Answers | None]:
+        folder.now += 1.0
+        for node in nodes:
+            node.ask()
+        for _ in range(2):
+            for node in nodes:
+                node._look()
+        return [node.answers() for node in nodes]
+
+    first, *others = all_look()
+    assert first is not None
+    assert (len(first.accounts), first.missing) == (300, ())
+    assert others == [None] * 299
+    assert folder.questions == 1
+    assert folder.reads < 3 * 300
+    assert not any(node.is_asking for node in nodes)
+    first, *others = all_look()
+    assert first is not None, "the same one asks again"
+    assert folder.questions == 2
+    folder.now += accounts.OTHERS_SECONDS
+    nodes.pop(0)
+    assert all_look() == [None] * 299, "the node of the one that has asked is gone"
+    assert [node.is_asking for node in nodes] == [True] + [False] * 298
+    folder.now += accounts.ANSWER_SECONDS + 0.1
+    nodes[0]._look()
+    second = nodes[0].answers()
+    assert second is not None
+    assert (len(second.accounts), second.missing) == (299, (0,))
+
+
+def test_each_of_the_nodes_that_recover_live_asks_for_itself(pod, of_many) -> None:
+    """A rank that stands still is ended by its own node alone."""
+    pod = replace(pod, live=True)
+    folder = Memory()
+    of_many(0, folder)
+    nodes = [Accounts(replace_node(pod, node), lambda: {"ranks": []}, folder) for node in range(pod.nodes)]
+    for _ in range(2):
+        for node in nodes:
+            node.ask()
+            node._look()
+    for node in nodes:
+        node._look()
+    assert None not in [node.answers() for node in nodes]
+
+
+def test_accounts_that_take_longer_to_read_than_to_give_are_all_found(of_many) -> None:
+    folder = Memory(seconds=0.1)
+    first, *others = of_many(300, folder)
+
+    def answer() -> None:
+        if folder.reads == 150:
+            for node in others:
+                node._look()
+
+    folder.on_read = answer
+    first.ask()
+    found = None
+    for _ in range(3):
+        first._look()
+        found = found or first.answers()
+    assert found is not None
+    assert (len(found.accounts), found.missing) == (300, ())
 
 
 WAITS = {"phase": "train", "step": 5, "silentSeconds": 100.0, "stepSecondsP99": 0.1} | {

@@ -2,7 +2,9 @@
 
 A hang shows on all nodes at once and has its cause on one. So the launcher whose ranks are late asks: it writes a file
 that all others look for, and each answers with an account of its ranks: phase, step, silence, stack. The first that
-finds a rank to be stalled publishes that as the verdict of the whole gang, so that all pods name the same rank.
+finds a rank to be stalled publishes that as the verdict of the whole gang, so that all pods name the same rank. The
+others leave it to the one that has asked: if each of a thousand launchers read the accounts of all, that would be a
+million files.
 
     logs/<job>/stalls/<uid>-<attempt>/asked           changes with each question; empty before the first
     logs/<job>/stalls/<uid>-<attempt>/node-<N>.json   the account of a node
@@ -34,6 +36,9 @@ LOOK_SECONDS: Final = 1.0
 ASKING_LOOK_SECONDS: Final = 0.2
 ANSWER_SECONDS: Final = 15.0
 """How long a node may take to answer: its launcher looks once a second, and a stack takes up to a second."""
+
+OTHERS_SECONDS: Final = 60.0
+"""For how long after another launcher has asked this one does not: by then the other has answers, or asks again."""
 
 TOUCH_SECONDS: Final = 60.0
 """How long after a question each launcher looks for the verdict with fresh eyes."""
@@ -104,7 +109,7 @@ class Accounts:
     """This node's part in it. `give` makes the account of its ranks, on the thread of this object."""
 
     def __init__(self, pod: PodEnvironment, give: Callable[[], Account], folder: Folder | None = None) -> None:
-        self._node_rank, self._nodes = pod.node_rank, pod.nodes
+        self._node_rank, self._nodes, self._is_live = pod.node_rank, pod.nodes, pod.live
         path = pod.log_dir / "stalls" / f"{pod.uid}-{pod.attempt}"
         self._folder = folder or Folder(path, pod.node_rank)
         self._give = give
@@ -113,8 +118,13 @@ class Accounts:
         """The last one that this node has answered. One that was there before this node is open, too: another launcher
         may ask before this one has looked for the first time."""
         self._questioned_at = -TOUCH_SECONDS
+        self._own_question = ""
+        self._others_asked_at = -OTHERS_SECONDS
+        """When this node saw a question of another one last."""
         self._lock = threading.Lock()
         self._asked_at: float | None = None
+        self._read_at = 0.0
+        """When the volume has last given an account, or said that there is none."""
         self._open: float | None = None
         """When the question was asked that this node's file has."""
         self._current: set[str] = set()
@@ -133,7 +143,9 @@ class Accounts:
         return self._asked_at is not None
 
     def ask(self) -> None:
-        """Ask all nodes; `answers` has them later."""
+        """Ask all nodes, unless another one has; `answers` has them later."""
+        if self._is_left_to_another:
+            return
         with self._lock:
             self._asked_at, self._answers = time.monotonic(), None
         self._wake.set()
@@ -143,7 +155,8 @@ class Accounts:
         with self._lock:
             if self._asked_at is None:
                 return None
-            if self._answers is None and time.monotonic() - self._asked_at > ANSWER_SECONDS + LOOK_SECONDS:
+            silent = time.monotonic() - max(self._asked_at, self._read_at)
+            if self._answers is None and silent > ANSWER_SECONDS + LOOK_SECONDS:
                 self._answers = Answers((), tuple(range(self._nodes)))  # the volume hangs
             found = self._answers
             if found is not None:
@@ -168,6 +181,11 @@ class Accounts:
         """The attempt is over."""
         self._closed = True
         self._wake.set()
+
+    @property
+    def _is_left_to_another(self) -> bool:
+        """Whether another launcher is about to find the verdict. Nodes that recover live each find their own."""
+        return not self._is_live and time.monotonic() - self._others_asked_at < OTHERS_SECONDS
 
     def _run(self) -> None:
         while not self._closed:
@@ -194,11 +212,15 @@ class Accounts:
             self.verdict = self._folder.read(VERDICT)
         if self._to_publish is not None and self.verdict is None:
             self.verdict = self._folder.write_once(VERDICT, self._to_publish())
+        question = self._last_question()
         if asked_at is not None and asked_at != self._open:
-            question = os.urandom(8).hex()
-            self._folder.ask(question)
-            self._open, self._current, self._found = asked_at, {question}, {}
-        question = self._folder.question()
+            if self._is_left_to_another:
+                self._asked_at = asked_at = None
+            else:
+                self._own_question = os.urandom(8).hex()
+                self._folder.ask(self._own_question)
+                self._open, self._current, self._found = asked_at, {self._own_question}, {}
+                question = self._last_question()
         if question not in ("", self._question):
             self._questioned_at = time.monotonic()
             self._answer(question)
@@ -207,15 +229,23 @@ class Accounts:
             self._current.add(question)
             self._collect(asked_at)
 
+    def _last_question(self) -> str:
+        question = self._folder.question()
+        if question not in ("", self._question, self._own_question):
+            self._others_asked_at = time.monotonic()
+        return question
+
     def _collect(self, asked_at: float) -> None:
+        began_at = time.monotonic()  # to read the accounts of many nodes takes long: each may answer before that
         for node in range(self._nodes):
             if node not in self._found:
                 account = self._folder.read(_file_of(node))
+                self._read_at = time.monotonic()
                 if account is not None and account.get("version") == 1 and account["question"] in self._current:
                     self._found[node] = account
         missing = tuple(node for node in range(self._nodes) if node not in self._found)
         with self._lock:
-            if self._asked_at == asked_at and (not missing or time.monotonic() - asked_at > ANSWER_SECONDS):
+            if self._asked_at == asked_at and (not missing or began_at - asked_at > ANSWER_SECONDS):
                 self._answers = Answers(tuple(self._found[node] for node in sorted(self._found)), missing)
 
     def _answer(self, question: str) -> None:
