@@ -18,13 +18,13 @@ from tests.support.examples import examples
 from tests.support.waiting import PATIENCE_SECONDS
 from torch.utils.data import Dataset, TensorDataset
 
-from ddp_trainer.client.batches import BatchPlan, micro_batches, share
+from ddp_trainer.client.batches import BatchPlan, micro_batches, mixed_seed, share
 from ddp_trainer.contract.exit_codes import UserError
 from ddp_trainer.rank.data_waits import attached
 from ddp_trainer.rank.world import World
 from ddp_trainer.train import data
 from ddp_trainer.train.data import Cursor, Loader, every_nth
-from ddp_trainer.train.data_workers import DataWorkerDied
+from ddp_trainer.train.data_workers import DataWorkerDied, _SeededSamples
 
 # Other work on this machine must not fail a property.
 settings.register_profile("steady", deadline=None)
@@ -318,3 +318,27 @@ def test_the_wait_of_a_step_for_workers_is_counted_once(train_here) -> None:
     flags = ("--task=seeded_tasks:Unstable", "--task-options=step=0", "--global-batch=16")
     (beat,) = train_here(*flags, "--workers=1", "--max-steps=4").beats()
     assert (sum(beat["counters"]["dataSeconds"]["counts"]), beat["step"]) == (4, 4)
+
+
+class Drawn(Dataset[torch.Tensor]):
+    """Each sample is drawn."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(3)
+
+
+def test_a_sample_is_drawn_as_by_torchs_own_seed_which_no_device_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To queue a seed for a device that is not in use takes longer than to load a small sample."""
+    drawn = _SeededSamples(Drawn(), seed=7)
+    expected = []
+    for index in range(3):
+        torch.manual_seed(mixed_seed(7, 2, index))
+        expected.append(torch.rand(3))
+    queued: list[int] = []
+    for device in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(device, "manual_seed_all", queued.append)
+    assert all(torch.equal(drawn[2, index], expected[index]) for index in range(3))
+    assert queued == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert torch.equal(drawn[2, 0], expected[0])
+    assert mixed_seed(7, 2, 0) in queued, "a data set may draw on the GPU"

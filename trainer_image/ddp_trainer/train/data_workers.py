@@ -125,7 +125,11 @@ class _SeededSamples(Dataset[Any]):
     def __getitem__(self, request: tuple[int, int]) -> Any:
         epoch, index = request
         seed = mixed_seed(self._seed, epoch, index)
-        torch.manual_seed(seed)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a data set that uses it in its worker
+            torch.manual_seed(seed)
+        else:
+            # the same for the CPU: it would also note the seed, with this stack, for each kind of device that may start
+            torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
         return self._dataset[index]
