@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ddp_trainer.contract.outcomes import classify
-from ddp_trainer.snapshots import shard_storage, sharded
+from ddp_trainer.snapshots import rounds, shard_storage, sharded
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 from ddp_trainer.snapshots.sharded import ShardedOptimizer
 from ddp_trainer.snapshots.trust.disk import Disk
@@ -363,6 +363,30 @@ def rank_0_takes_long(out: Path) -> Any:
     return [(event.step, event.result, event.message) for event in run.events]
 
 
+def rank_0_reads_for_long(out: Path) -> Any:
+    """What rank 1 has written: for longer than a collective of the writing threads may take."""
+    run = Run(out / "read", attempt=0, save_timeout=6)
+    run.resume()
+    read, shards = sharded.read_back, run.snapshots._shards
+    assert shards is not None
+    group = shards._writers.group
+
+    def slowly(file: Any) -> FileEntry:
+        time.sleep(8)
+        return read(file)
+
+    sharded.read_back, rounds.ROUND_SECONDS = slowly, 0.5  # type: ignore[misc]
+    run.train(2)
+    assert run.snapshots._saver is not None
+    assert run.snapshots._saver._writer.wait(60)
+    sharded.read_back = read
+    dist.barrier()
+    is_lost = shards._are_lost
+    run.train(4)
+    run.snapshots.close()
+    return {"is_lost": is_lost, "same_group": shards._writers.group is group, "events": [e.result for e in run.events]}
+
+
 class Stage:
     """A pipeline stage: a state that only this rank has, under a name that only it uses."""
 
@@ -503,6 +527,7 @@ SCENARIOS = (
     the_disk_of_one_rank_hangs,
     rank_0_writes_most,
     rank_0_takes_long,
+    rank_0_reads_for_long,
     pipeline,
     pipeline_grown,
     pipeline_retyped,

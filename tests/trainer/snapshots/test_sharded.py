@@ -46,7 +46,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "one_rank_loses_what_it_wrote",
         "the_disk_of_one_rank_hangs",
     )
-    sizes = ("rank_0_writes_most", "rank_0_takes_long")
+    sizes = ("rank_0_writes_most", "rank_0_takes_long", "rank_0_reads_for_long")
     stages = ("pipeline", "pipeline_grown", "pipeline_retyped", *INDEX_FAULTS, "the_gpu_of_one_rank_fails")
     torchrun(2, "sharded_ranks.py", out, "save", "resume", "another_layer", *faults, *sizes, *stages)
     torchrun(1, "sharded_ranks.py", out, "resume", "pipeline_resized")
@@ -207,6 +207,13 @@ def test_a_snapshot_that_took_too_long_for_the_other_ranks_is_saved_all_the_same
     (event,) = seen(out, "rank_0_takes_long", 2)
     assert event[:2] == [2, "saved"], event
     assert SnapshotStore(out / "slow", keep=1, fence=None).verify(2).step == 2
+
+
+def test_the_writing_threads_of_all_ranks_stay_together_while_rank_0_reads_what_they_wrote(out: Path) -> None:
+    """A group that is lost is never taken apart: each has threads and connections."""
+    found = [seen(out, "rank_0_reads_for_long", 2, rank) for rank in (0, 1)]
+    assert [(one["is_lost"], one["same_group"]) for one in found] == [(False, True)] * 2
+    assert found[0]["events"] == ["saved", "saved"]
 
 
 def test_a_pipeline_gets_its_stages_back_each_on_its_rank(out: Path) -> None:

@@ -9,7 +9,7 @@ snapshot.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -38,6 +38,7 @@ from ddp_trainer.snapshots.codec.state import SHARDS, Stateful
 from ddp_trainer.snapshots.codec.structure import decode, encode
 from ddp_trainer.snapshots.codec.tensorfile import Buffers, chunks
 from ddp_trainer.snapshots.ranks import Ranks, ShardRanks
+from ddp_trainer.snapshots.rounds import Reading, meet
 from ddp_trainer.snapshots.shard_storage import (
     INDEX,
     StagingWriter,
@@ -205,16 +206,10 @@ class Shards:
         disk.make_directory(directory / SHARDS)
         self._share_directory(str(directory))
         parts = self._write(shard, directory, disk)
-        for rank, part in enumerate(parts):
-            for name, entry in part.items() if rank != self._ranks.rank else ():
-                with (directory / name).open("rb") as file:
-                    found = read_back(file)
-                if found != entry:
-                    raise SnapshotError(
-                        f"rank {rank}: {name}, written with {entry.bytes} bytes and SHA-256 {entry.sha256[:12]}…, is "
-                        f"read by rank 0 with {found.bytes} bytes and {found.sha256[:12]}…. Check the volume's server, "
-                        "and its mount on both nodes"
-                    )
+        reading = Reading(lambda on_read: _check_others(directory, parts))
+        with suppress(RuntimeError), self._together() as writers:  # what is written needs no other rank any more
+            meet(writers, reading)
+        reading.result()
         return {name: entry for part in parts for name, entry in part.items()}
 
     def dismiss(self) -> None:
@@ -233,6 +228,8 @@ class Shards:
             except SnapshotError:
                 # rank 0 has heard of it too, and decides whether to try again
                 continue
+            with self._together() as writers:  # all parts take rank 0 longer to read than a collective may
+                meet(writers, None)
 
     def load(self, directory: Path, manifest: Manifest) -> None:
         """Load the states from `directory`, whatever world size wrote it.
@@ -327,6 +324,20 @@ class Shards:
             if problem is not None:
                 name, _, message = problem.partition(":")
                 raise next(kind for kind in _AGREED if kind.__name__ == name)(f"rank {rank}: {message}")
+
+
+def _check_others(directory: Path, parts: Sequence[Mapping[str, FileEntry]]) -> None:
+    """On rank 0: read what the other ranks wrote. Raises as `Shards.lead` does."""
+    for rank, part in enumerate(parts):
+        for name, entry in part.items() if rank else ():
+            with (directory / name).open("rb") as file:
+                found = read_back(file)
+            if found != entry:
+                raise SnapshotError(
+                    f"rank {rank}: {name}, written with {entry.bytes} bytes and SHA-256 {entry.sha256[:12]}…, is "
+                    f"read by rank 0 with {found.bytes} bytes and {found.sha256[:12]}…. Check the volume's server, "
+                    "and its mount on both nodes"
+                )
 
 
 def _kind(error: Exception) -> type[SnapshotError]:
