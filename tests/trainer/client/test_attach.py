@@ -273,7 +273,8 @@ def test_the_models_gpu_becomes_the_current_device(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "device"), [("cuda:gloo", "cuda:3"), ("cpu:gloo,cuda:gloo", "cpu"), ("gloo", "cpu")]
+    ("backend", "device"),
+    [("cuda:gloo", "cuda:3"), ("xpu:gloo", "cpu"), ("cpu:gloo,cuda:gloo", "cpu"), ("gloo", "cpu")],
 )
 def test_ranks_whose_model_is_on_the_host_reduce_where_their_group_can(
     backend: str, device: str, monkeypatch: pytest.MonkeyPatch

@@ -82,3 +82,17 @@ def test_a_sum_that_lacks_a_rank_is_a_lost_peer_and_no_result(
         with pytest.raises(RuntimeError, match="of 2 ranks are in the sum of the last step") as lost:
             of_two.result()
     assert classify(lost.value)[1] == "PeerLost"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_of_a_device_whose_group_takes_no_tensors_of_the_host_reduce_on_the_host(size: int) -> None:
+    """As Intel's GPUs with XCCL and Gaudi with HCCL, which are not here: gloo that is asked for these alone."""
+    dist.init_process_group("xpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        reduction = StepReduce(World(rank=0, size=size, device=torch.device("xpu", 0)))
+        reduction.start(torch.tensor(1.5), step=7, epoch=1, stop=True)
+        result = reduction.result()
+    finally:
+        dist.destroy_process_group()
+    assert result is not None
+    assert (result.step, result.loss, result.stopping) == (7, 1.5, 1)

@@ -169,14 +169,15 @@ def begun(
 
 def _device(model: nn.Module | None, environ: Mapping[str, str]) -> torch.device:
     """Where the ranks reduce: where the model is, or on the GPU of this process where they can only do so there. NCCL
-    takes no tensors of the host, and a model may be there between its steps (CPUOffloadPolicy).
+    takes no tensors of the host, and a model may be there between its steps (CPUOffloadPolicy). Ranks on other devices
+    reduce on the host (`step_reduce`).
     """
     parameters = () if model is None else model.parameters()
     device = next((parameter.device for parameter in parameters), torch.device("cpu"))
     if device.type == "cpu" and dist.is_available() and dist.is_initialized():
         backend = dist.get_backend()
-        takes_host = "cpu" in dist.distributed_c10d._device_capability()
-        if not takes_host or (model is None and "nccl" in backend):
+        kinds = dist.distributed_c10d._device_capability()
+        if ("cpu" not in kinds and "cuda" in kinds) or (model is None and "nccl" in backend):
             return _own_gpu(environ)
     return device
 
