@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -206,6 +207,25 @@ def test_of_many_launchers_whose_ranks_are_late_one_reads_the_accounts(of_many) 
     second = nodes[0].answers()
     assert second is not None
     assert (len(second.accounts), second.missing) == (299, (0,))
+
+
+def test_a_node_that_cannot_give_its_account_leaves_nothing_to_another(of_many, monkeypatch) -> None:
+    """Of its ranks the other one hears nothing: it has to judge them by itself."""
+    folder = Memory()
+    first, second = of_many(2, folder)
+    first.ask()
+    first._look()
+
+    def fail(name: str, value: Mapping[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    monkeypatch.setattr(folder, "write", fail)
+    for _ in range(2):
+        second.ask()
+        with pytest.raises(OSError, match="No space left"):
+            second._look()
+    folder.now += accounts.ANSWER_SECONDS + accounts.LOOK_SECONDS + 0.1
+    assert second.answers() == Answers((), (0, 1))
 
 
 def test_each_of_the_nodes_that_recover_live_asks_for_itself(pod, of_many) -> None:

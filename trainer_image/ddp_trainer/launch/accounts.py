@@ -120,7 +120,7 @@ class Accounts:
         self._questioned_at = -TOUCH_SECONDS
         self._own_question = ""
         self._others_asked_at = -OTHERS_SECONDS
-        """When this node saw a question of another one last."""
+        """When this node answered a question of another one last."""
         self._lock = threading.Lock()
         self._asked_at: float | None = None
         self._read_at = 0.0
@@ -212,7 +212,7 @@ class Accounts:
             self.verdict = self._folder.read(VERDICT)
         if self._to_publish is not None and self.verdict is None:
             self.verdict = self._folder.write_once(VERDICT, self._to_publish())
-        question = self._last_question()
+        self._answer_last()
         if asked_at is not None and asked_at != self._open:
             if self._is_left_to_another:
                 self._asked_at = asked_at = None
@@ -220,20 +220,23 @@ class Accounts:
                 self._own_question = os.urandom(8).hex()
                 self._folder.ask(self._own_question)
                 self._open, self._current, self._found = asked_at, {self._own_question}, {}
-                question = self._last_question()
-        if question not in ("", self._question):
-            self._questioned_at = time.monotonic()
-            self._answer(question)
-            self._question = question  # last: one whose answer failed is answered at the next look
+                self._answer_last()
         if asked_at is not None and self._answers is None:
-            self._current.add(question)
+            self._current.add(self._question)
             self._collect(asked_at)
 
-    def _last_question(self) -> str:
+    def _answer_last(self) -> None:
+        """Answer the last question. Only then is the verdict left to another launcher, which without the answer could
+        find none on the ranks of this node.
+        """
         question = self._folder.question()
-        if question not in ("", self._question, self._own_question):
+        if question in ("", self._question):
+            return
+        self._questioned_at = time.monotonic()
+        self._answer(question)
+        self._question = question  # last: one whose answer failed is answered at the next look
+        if question != self._own_question:
             self._others_asked_at = time.monotonic()
-        return question
 
     def _collect(self, asked_at: float) -> None:
         began_at = time.monotonic()  # to read the accounts of many nodes takes long: each may answer before that
