@@ -64,7 +64,7 @@ class WorkerPool:
         # Before the interpreter's own exit handler ends the workers by SIGTERM and waits for them.
         Finalize(self, _allow_exit, args=(self._leaving,), exitpriority=100)
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededSamples(dataset, seed),
+            _SeededSamples(dataset, seed, may_use_cuda=cuda),
             batch_sampler=self._requests,
             collate_fn=collate,
             num_workers=workers,
@@ -118,14 +118,15 @@ class _SeededSamples(Dataset[Any]):
     index.
     """
 
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+    def __init__(self, dataset: Dataset[Any], seed: int, *, may_use_cuda: bool) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._may_use_cuda = may_use_cuda
 
     def __getitem__(self, request: tuple[int, int]) -> Any:
         epoch, index = request
         seed = mixed_seed(self._seed, epoch, index)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # a data set that uses it in its worker
+        if self._may_use_cuda:  # also for the first time in this sample: the seed waits for that
             torch.manual_seed(seed)
         else:
             # the same for the CPU: it would also note the seed, with this stack, for each kind of device that may start
