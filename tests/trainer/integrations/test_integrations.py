@@ -169,7 +169,7 @@ def test_a_batch_that_does_not_fit_into_memory_after_saves_begins_again_with_a_s
     every = {"DDPJOB_SNAPSHOT_EVERY": "2steps", "DDPJOB_SNAPSHOT_KEEP": "99"}
     ended = job.train(1, "with_transformers.py", "--out-of-memory-at", "6", **every)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count("training begins again after step 0, on 3 samples a step") == 1, ended.stdout
+    assert ended.stderr.count("training begins again after step 0, on 3 samples a step") == 1, ended.stderr
     assert {2, 4} < set(job.checkpoint_steps()), "of the batch of 4"
     of_batch = {int(path.parent.name[-12:]): path.read_text() for path in job.checkpoints.glob("*/ddpjob-step-batch")}
     assert (of_batch.pop(2), of_batch.pop(4)) == ("4", "4")
@@ -414,6 +414,7 @@ def test_the_end_of_an_epoch_is_saved_with_what_is_called_there_behind_other_cal
     trainer = SimpleNamespace(
         callbacks=[callback, checkpoint, stopping],
         lightning_module=None,
+        fit_loop=SimpleNamespace(restarting=False),
         profiler=SimpleNamespace(profile=lambda _: nullcontext()),
     )
     callback.setup(trainer, None, "fit")

@@ -24,6 +24,7 @@ from transformers import TrainerCallback, __version__
 from ddp_trainer.client.attach import attach
 from ddp_trainer.client.run import Run
 from ddp_trainer.contract.exit_codes import Preempted, UserError
+from ddp_trainer.contract.standard_error import say
 
 BATCH: Final = "ddpjob-step-batch"
 """A file of ours in the checkpoint, with the samples of a step."""
@@ -88,11 +89,10 @@ class DDPJobCallback(TrainerCallback):  # type: ignore[misc]
         self._noted = None
         self._left, self._saved = self._left | self._saved, set()
         if self._left and args.process_index == 0:
-            print(
+            say(
                 f"training begins again after step {state.global_step}, on {self._batch} samples a step: the "
                 f"checkpoints of this attempt up to step {max(self._left)} stay as they are, and their steps are not "
-                "saved again",
-                flush=True,
+                "saved again"
             )
         self.run.step = state.global_step
         self.run.listen()
