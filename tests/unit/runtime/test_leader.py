@@ -398,3 +398,54 @@ def test_who_does_not_lead_writes_nothing(leads: bool) -> None:
         return writes(replica.leader)
 
     assert run(scenario()) is leads
+
+
+def test_who_holds_the_lease_writes_nothing_before_it_is_elected() -> None:
+    """What it would write may have been decided when it led last."""
+
+    async def scenario() -> tuple[bool, bool, bool]:
+        leader = Replica(Server()).leader
+        (lease,) = leader.leases
+        await lease.observe()
+        await lease.run_for()
+        return lease.held, leader.leading, writes(leader)
+
+    assert run(scenario()) == (True, False, False)
+
+
+def test_a_lease_that_was_taken_during_a_stall_is_not_given_back_by_the_one_before() -> None:
+    async def scenario() -> str:
+        server = Server()
+        (stalled,), (taker,) = (Replica(server, identity).leader.leases for identity in ("one", "two"))
+        await stalled.observe()
+        await stalled.run_for()
+        await taker.observe()
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        await taker.run_for()
+        await stalled.observe()
+        await stalled.release()
+        (lease,) = server.leases.values()
+        holder: str = lease["spec"]["holderIdentity"]
+        return holder
+
+    assert run(scenario()) == "two"
+
+
+def test_a_shared_lease_that_another_replica_has_taken_is_held_by_a_renewal_of_ones_own() -> None:
+    """Others count from that of the other replica, which may be long ago."""
+
+    async def scenario() -> tuple[bool, list[float]]:
+        server = Server()
+        former = Replica(server, "former", Shard(0, 3)).leader.leases[0]
+        ours, others = (Replica(server, str(number), Shard(number, 2)).leader.leases[0] for number in range(2))
+        await former.observe()
+        await former.run_for()
+        await asyncio.gather(ours.observe(), others.observe())
+        await asyncio.sleep(LEASE_SECONDS + 1)
+        await others.run_for()
+        await asyncio.sleep(5)
+        await ours.run_for()
+        return ours.held, server.renewals
+
+    held, renewals = run(scenario())
+    assert (held, renewals) == (True, [LEASE_SECONDS + 1, LEASE_SECONDS + 6])
