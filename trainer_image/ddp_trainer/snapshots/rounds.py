@@ -13,7 +13,7 @@ from ddp_trainer.snapshots.ranks import Ranks
 T = TypeVar("T")
 
 ROUND_SECONDS: Final = 10.0
-"""How long the other ranks wait for rank 0 in one collective."""
+"""How long the other ranks wait for rank 0 in one collective, whose timeout may be shorter than what rank 0 does."""
 
 
 class Reading(Generic[T]):

@@ -27,6 +27,7 @@ from ddp_trainer.rank.storage_waits import storage_awaited
 from ddp_trainer.snapshots.boundary import Boundaries, Boundary, as_of
 from ddp_trainer.snapshots.codec.state import RNG, Staged, Staging, Stateful
 from ddp_trainer.snapshots.ranks import Ranks
+from ddp_trainer.snapshots.rounds import ROUND_SECONDS
 from ddp_trainer.snapshots.trust.disk import Disk
 from ddp_trainer.snapshots.trust.errors import SnapshotError
 from ddp_trainer.snapshots.trust.manifest import FileEntry, Kind, Manifest
@@ -46,9 +47,6 @@ PATIENCE_SECONDS = 1.0
 
 SLOWEST_BYTES_PER_SECOND = 50e6
 """A save of more bytes than this writes in `timeout` may take longer. Rank 0 alone reads back all shards."""
-
-ROUND_SECONDS = 10.0
-"""How long the other ranks wait for rank 0's save in one collective, whose timeout may be shorter than the save."""
 
 EMERGENCY_SECONDS = 20.0
 """How long an emergency snapshot may take: torchrun kills what is left of a failed job 30 seconds after the failure."""
