@@ -51,8 +51,11 @@ def plan_initializers(look: Look) -> tuple[Look, Plan | None]:
         return look, None
     lost, pod = look.status.start_time is None, look.observed.initializer
     look = transitions.begin(look)
+    wrong = cond.find(look.status.conditions, cond.DEGRADED)
     if look.job.rejected_edit is not None:
         look = transitions.degrade(look, look.job.rejected_edit)
+    elif wrong is not None and wrong.reason == transitions.INVALID_SPEC:  # it was repaired, maybe during a backoff
+        look = transitions.recover(look)
     if pod is not None and pod.number > _tries(look.status):
         if not lost:  # no try has this number
             return look, Plan(look.status, () if pod.deleting else (DeletePod(pod.name, pod.uid, _GRACE_SECONDS),))
