@@ -1,10 +1,10 @@
 # DDPJob: `make help` lists what there is to do. Two commands set everything up on a fresh machine: `make demo`, `make test`.
 # Settings: PYTHON (3.11 or newer), VENV, TORCH_INDEX (an index with the torch build that you want; default: pip's own choice),
-# WORKERS (how many tiers `make test` has at work at once; 3).
+# WORKERS (how many processes `make test` runs tests in; 4).
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
-WORKERS ?= 3
+WORKERS ?= 4
 # Each test starts processes, and each of those would compile this project's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 export DDPJOB_CACHE_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/ddpjob
@@ -29,7 +29,7 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 	$(BIN)/python -m tests.cluster.demo
 
 ##@ Check it
-test: lint tools  ## everything: style, types, layers, and every test, three tiers at a time; prints how long they and the longest tests took
+test: lint tools  ## everything: style, types, layers, and every test, in four workers; prints how long they and the longest tests took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: a minute or two on two cores

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.cluster.turns import BESIDE
 from tests.support import timeouts
 from tests.support.durations import Durations
 from tests.support.examples import QUICK
@@ -33,6 +34,8 @@ HERE = Path(__file__).parent
 ON_KUBERNETES = ("cluster", "api_server")
 TOGETHER = (*ON_KUBERNETES, "local", "trainer/train")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
+BESIDE_CLUSTER = "beside cluster"
+"""The files of the first of them that a second worker has, at the same time."""
 DURATIONS = pytest.StashKey[Durations]()
 
 
@@ -97,11 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     needed = any(item.path.is_relative_to(HERE / folder) for item in items for folder in ON_KUBERNETES)
     first = ("api_server", "cluster") if needed and _one_cluster() else ON_KUBERNETES
-    turns = {folder: turn for turn, folder in enumerate((*first, *TOGETHER[2:]))}
+    turns = {scope: turn for turn, scope in enumerate((*first, *TOGETHER[2:]))}
+    turns[BESIDE_CLUSTER] = turns["cluster"]
 
     def turn(item: pytest.Item) -> int:
         path = item.path.relative_to(HERE)
-        return turns.get(_folder(path) or "", len(turns) + path.is_relative_to("unit"))
+        return turns.get(_together(path) or "", len(turns) + path.is_relative_to("unit"))
 
     items.sort(key=turn)
 
@@ -109,8 +113,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @cache  # asked twice for each test, and the same for all of a file
 def _scope(file: str) -> str:
     path = PurePosixPath(file).relative_to("tests")
-    folder = _folder(path)
-    return "Kubernetes" if folder in ON_KUBERNETES and _one_cluster() else folder or str(path)
+    scope = _together(path)
+    return "Kubernetes" if scope in (*ON_KUBERNETES, BESIDE_CLUSTER) and _one_cluster() else scope or str(path)
 
 
 @cache
@@ -120,5 +124,7 @@ def _one_cluster() -> bool:
     return choice.stdout.strip() in ("given", "kind")
 
 
-def _folder(path: Path | PurePosixPath) -> str | None:
-    return next((folder for folder in TOGETHER if path.is_relative_to(folder)), None)
+def _together(path: Path | PurePosixPath) -> str | None:
+    """What the file must not be torn from."""
+    folder = next((folder for folder in TOGETHER if path.is_relative_to(folder)), None)
+    return BESIDE_CLUSTER if folder == "cluster" and path.name in BESIDE else folder

@@ -1,17 +1,23 @@
-"""The cluster, the images and the operator once a session; a recorded namespace for each test that runs a job."""
+"""The cluster, the images and the operator once a run; a recorded namespace for each test that runs a job.
+
+Two workers may share them (`turns`).
+"""
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cluster.history import History
 from tests.cluster.installation import (
+    NAMESPACE,
     Images,
     cluster_started,
     load_images,
@@ -20,7 +26,9 @@ from tests.cluster.installation import (
 )
 from tests.cluster.kube import Kubectl, Object, describe
 from tests.cluster.scenario import Records, Scenario
+from tests.cluster.turns import ALONE, BESIDE, LAST, place
 from tests.kubernetes import Impossible
+from tests.support.one_for_all import Turns, one_for_all
 from tests.support.tiers import cannot_run
 
 HERE = Path(__file__).parent
@@ -30,19 +38,13 @@ COLD_SECONDS = 2400
 
 PART_OF, TESTS = "app.kubernetes.io/part-of", "ddpjob-tests"
 
-FIRST = "test_training.py"
-"""Looks at the pods of a finished job, which are evicted if a node that a later test takes down is away for long."""
-
-LAST = "test_permissions.py"
-"""Looks back at all that the operator did for the tests before it."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(COLD_SECONDS), append=False)  # before a timeout of its own
-    items.sort(key=lambda item: (item.path != HERE / FIRST, item.path == HERE / LAST))
+    items.sort(key=lambda item: place(item.path.name) if item.path.parent == HERE else place(""))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,28 +55,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call" and report.failed and isinstance(scenario, Scenario):
         report.sections.append(("what there was to see", describe(scenario.kubectl)))
     return report
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Kubectl]:
-    """kubectl against the test cluster, which ends with the session if it was not there before."""
-    with ExitStack() as session:
-        try:
-            kubectl = session.enter_context(cluster_started())
-        except Impossible as missing:
-            cannot_run("cluster", str(missing))
-        # a session that was killed left its namespaces, and their jobs still train
-        kubectl.run("delete", "namespaces", "--selector", f"{PART_OF}={TESTS}", "--wait=false")
-        yield kubectl
-
-
-@pytest.fixture(scope="session")
-def images(cluster: Kubectl) -> Images:
-    """Both images of this working tree, on every node."""
-    try:
-        return load_images()
-    except Impossible as missing:
-        cannot_run("cluster", str(missing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +71,95 @@ class Operator:
         return f"system:serviceaccount:{self.kubectl.namespace}:{self.account}"
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """All that the workers of a run have in common."""
+
+    cluster: Kubectl
+    images: Images
+    operator: Operator
+
+
 @pytest.fixture(scope="session")
-def operator(cluster: Kubectl, images: Images) -> Iterator[Operator]:
-    """The chart, installed by Helm for the whole session."""
-    with operator_installed(cluster, images) as kubectl:
-        pod = kubectl.get("pod", wait_operator(kubectl))
-        assert pod is not None
-        created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-        yield Operator(kubectl, created, pod["spec"]["serviceAccountName"])
+def of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of this run have."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def site(of_run: Path) -> Iterator[Site]:
+    """The test cluster, with both images of this working tree and the operator, which ends with the run if it was not
+    there before.
+    """
+    try:
+        with one_for_all(of_run, "cluster", _started) as found:
+            kubectl = Kubectl(Path(found["kubeconfig"]))
+            operator = Operator(kubectl.within(NAMESPACE), datetime.fromisoformat(found["since"]), found["account"])
+            yield Site(kubectl, Images(**found["images"]), operator)
+    except Impossible as missing:
+        cannot_run("cluster", str(missing))
+
+
+@contextmanager
+def _started() -> Iterator[dict[str, Any]]:
+    with cluster_started() as kubectl:
+        # a session that was killed left its namespaces, and their jobs still train
+        kubectl.run("delete", "namespaces", "--selector", f"{PART_OF}={TESTS}", "--wait=false")
+        images = load_images()
+        with operator_installed(kubectl, images) as installed:
+            pod = installed.get("pod", wait_operator(installed))
+            assert pod is not None
+            yield {
+                "kubeconfig": os.fspath(kubectl.kubeconfig),
+                "images": asdict(images),
+                "since": pod["metadata"]["creationTimestamp"],
+                "account": pod["spec"]["serviceAccountName"],
+            }
+
+
+@pytest.fixture(scope="session")
+def cluster(site: Site) -> Kubectl:
+    """kubectl against the test cluster."""
+    return site.cluster
+
+
+@pytest.fixture(scope="session")
+def images(site: Site) -> Images:
+    """Both images of this working tree, on every node."""
+    return site.images
+
+
+@pytest.fixture(scope="session")
+def operator(site: Site) -> Operator:
+    """The chart, installed by Helm for the whole run."""
+    return site.operator
+
+
+@pytest.fixture(scope="session")
+def turns(of_run: Path) -> Turns:
+    """On the cluster."""
+    return Turns(of_run / "cluster.turn")
+
+
+@pytest.fixture(scope="session")
+def alone(site: Site, turns: Turns) -> Iterator[None]:
+    """From now on no other worker has a test on the cluster."""
+    with turns.alone():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest, turns: Turns) -> Iterator[None]:
+    """That of a test on the cluster."""
+    name = request.path.name
+    with ExitStack() as stack:
+        if "site" in request.fixturenames:
+            if name in BESIDE:
+                stack.enter_context(turns.beside_others())
+            elif name in ALONE or name == LAST:
+                request.getfixturevalue("alone")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -148,11 +209,14 @@ class Unbroken:
 
 
 @pytest.fixture(scope="session")
-def unbroken(operator: Operator, images: Images, new_namespace: Callable[[str], Kubectl]) -> Iterator[Unbroken]:
-    """The run that every broken one must equal."""
+def unbroken(
+    operator: Operator, images: Images, new_namespace: Callable[[str], Kubectl], turns: Turns
+) -> Iterator[Unbroken]:
+    """The run that every broken one must equal. Its pods have the nodes for themselves, or they might share one."""
     with recorded(new_namespace("unbroken"), images) as scenario:
-        began = datetime.now(UTC)
-        scenario.apply()
-        scenario.wait_phase("Succeeded")
-        ended = datetime.now(UTC)
+        with turns.alone():
+            began = datetime.now(UTC)
+            scenario.apply()
+            scenario.wait_phase("Succeeded")
+            ended = datetime.now(UTC)
         yield Unbroken(scenario, scenario.job, scenario.pods(0), scenario.records(), began, ended)
