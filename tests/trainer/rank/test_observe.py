@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.contract.one_rank import run_rank
+from torch._dynamo import trace_rules
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
@@ -451,6 +452,15 @@ def test_a_step_that_is_compiled_is_seen_and_gives_no_warning(seen: Any) -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     beat = seen(lambda: torch.compile(_train, backend="eager")(model, optimizer, _loader()))
     assert (beat["step"], beat["samples"]) == (6, 2 * 24)
+
+
+def test_what_is_left_out_of_graphs_is_said_once_however_often_scripts_are_observed(seen: Any) -> None:
+    """torch compiles the expression of all its rules anew for each, and keeps those that it has twice."""
+    seen(lambda: None)
+    rules = list(trace_rules.SKIP_DIRS)
+    assert sum("ddp_trainer" in rule for rule in rules) > 0
+    seen(lambda: None)
+    assert list(trace_rules.SKIP_DIRS) == rules
 
 
 @pytest.mark.parametrize("passes", [1, 2], ids=["one pass a step", "gradient accumulation"])

@@ -58,6 +58,7 @@ from ddp_trainer.rank import (
 from ddp_trainer.rank.after_import import after_import
 from ddp_trainer.rank.batch_sizes import batch_size
 from ddp_trainer.rank.captured_graphs import at_replays
+from ddp_trainer.rank.dynamo import TRACE_RULES, keep_out_of_graphs
 from ddp_trainer.rank.leading_optimizer import Lead
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _keep_out_of_graphs() -> None:
     hooks = (observe_megatron, observe_torch)
     called = (batch_sizes, captured_graphs, data_waits, leading_optimizer, optimizer_steps)
     for name in (__name__, Heartbeat.__module__, *(module.__name__ for module in (*hooks, *called))):
-        sys.modules["torch._dynamo.trace_rules"].add(name)
+        keep_out_of_graphs(name)
 
 
 def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Warn") -> ScriptObserver:
@@ -414,7 +415,7 @@ class ScriptObserver:
 
     def hook_into_torch(self) -> None:
         """Put the hooks in place; torch has been imported."""
-        self.after_import("torch._dynamo.trace_rules", _keep_out_of_graphs)
+        self.after_import(TRACE_RULES, _keep_out_of_graphs)
         observe_torch.hook_into_torch(self)
 
     def hook_into_transformers(self) -> None:

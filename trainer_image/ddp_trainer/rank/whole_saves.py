@@ -43,11 +43,11 @@ from typing import Any, Final
 
 from ddp_trainer.contract.json_files import FULL
 from ddp_trainer.rank.after_import import after_import, after_import_in_all_processes
+from ddp_trainer.rank.dynamo import TRACE_RULES, keep_out_of_graphs
 
 SERIALIZATION: Final = "torch.serialization"
 FSSPEC: Final = "fsspec.implementations.local"
 COMPOSER: Final = "composer.utils.checkpoint"
-TRACE_RULES: Final = "torch._dynamo.trace_rules"
 ROOM: Final = 1.1
 """Free space needed beside an old file, as a multiple of its size."""
 MEMORY: Final = Path("/dev/shm")  # noqa: S108
@@ -196,7 +196,7 @@ def _install(saver: _Saver) -> None:
         if hasattr(sys.modules[name], save.__name__):
             setattr(sys.modules[name], save.__name__, whole)
     # torch.compile leaves this module alone, as it does with torch's own `save`
-    after_import(TRACE_RULES, lambda: sys.modules[TRACE_RULES].add(__name__))
+    after_import(TRACE_RULES, functools.partial(keep_out_of_graphs, __name__))
 
 
 def _install_in_fsspec(saver: _Saver) -> None:

@@ -1,0 +1,16 @@
+"""What torch.compile leaves alone of this package, as it does torch's own Python code."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Final
+
+TRACE_RULES: Final = "torch._dynamo.trace_rules"
+"""To call what is here, once it has been imported."""
+
+
+@functools.cache  # torch compiles the expression of all its rules anew, also for a module that it knows
+def keep_out_of_graphs(module: str) -> None:
+    """Let it run what this module of ours has in Python."""
+    sys.modules[TRACE_RULES].add(module)
