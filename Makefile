@@ -32,8 +32,8 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 test: lint tools  ## everything: style, types, layers, and every test, in four workers; prints how long they and the longest tests took
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
-check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: a minute or two on two cores
-	@$(MAKE) --no-print-directory -j --output-sync=target lint check-core check-unit check-cli check-rank check-live check-trainer
+check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: about a minute on two cores
+	@$(MAKE) --no-print-directory -j --output-sync=target lint check-live check-trainer check-rank check-unit check-core
 
 check-oldest: build/oldest/.installed  ## the tests of `check` with the oldest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -q -m "not processes" tests/unit tests/trainer
@@ -44,17 +44,15 @@ busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy proces
 # Workers of pytest-xdist would each import torch and collect all tests, which takes a third of the time.
 IN_PROCESS := $(PYTEST) -q -m "not processes" --hypothesis-profile=quick
 check-core: $(VENV)/.dev
-	$(IN_PROCESS) tests/unit/core tests/unit/simulation
+	$(IN_PROCESS) $(addprefix tests/unit/,core simulation cli page)
 check-unit: $(VENV)/.dev
 	$(IN_PROCESS) tests/unit $(addprefix --ignore=tests/unit/,core simulation cli page)
-check-cli: $(VENV)/.dev
-	$(IN_PROCESS) tests/unit/cli tests/unit/page
 check-rank: $(VENV)/.dev
 	$(IN_PROCESS) $(addprefix tests/trainer/,rank integrations client train)
-check-live: $(VENV)/.dev
-	$(IN_PROCESS) tests/trainer/live
 check-trainer: $(VENV)/.dev
 	$(IN_PROCESS) tests/trainer $(addprefix --ignore=tests/trainer/,rank integrations client train live)
+check-live: $(VENV)/.dev  # waits most of the time
+	$(IN_PROCESS) tests/trainer/live
 
 test-unit: $(VENV)/.dev tools  ## all of tests/unit, no process of the trainer: two minutes on one core
 	$(PYTEST) -q tests/unit
@@ -273,5 +271,5 @@ build/oldest/.installed: pyproject.toml | $(VENV)/.dev
 help:
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*##/ {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-core check-unit check-cli check-rank check-live check-trainer lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
+.PHONY: test-gpu simulate screenshots tour scan bench-page bench-live live-faults bench-operator chaos soak upgrade count-scripts troubleshooting mutate busy-test check-core check-unit check-rank check-live check-trainer lint-style lint-types lint-layers lint-files demo demo-cluster test test-unit test-trainer test-local test-api test-cluster test-packaging check lint prove bench-trainer bench format generate \
 	release-check release-notes wheel chart-package krew-package sbom images run-operator cluster-up cluster-load cluster-down clean python-venv tools help

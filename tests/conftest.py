@@ -20,6 +20,7 @@ from tests.support import timeouts
 from tests.support.durations import Durations
 from tests.support.examples import QUICK
 from tests.support.leftovers import end, leftovers, name_this_run
+from tests.support.starting import mark, no_process
 from tests.support.tiers import required_tiers
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ TOGETHER = (*ON_KUBERNETES, "local", "trainer/train")
 """Folders whose tests share a cluster, an API server or a run that others compare with, the longest first."""
 BESIDE_CLUSTER = "beside cluster"
 """The files of the first of them that a second worker has, at the same time."""
+IN_PROCESS = ("trainer", "unit")
+"""Folders whose tests start no process without the mark that says so."""
 DURATIONS = pytest.StashKey[Durations]()
 
 
@@ -51,6 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[DURATIONS] = durations = Durations()
     config.pluginmanager.register(durations)
     config.pluginmanager.register(timeouts)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    mark(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    if not any(item.path.is_relative_to(HERE / folder) for folder in IN_PROCESS):
+        return (yield)
+    with no_process(item):
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.starting import mark, no_process, starts_processes
+from tests.support.starting import starts_processes
 from tests.trainer.data_server import Web
 from tests.trainer.forked import start as forked
 
 if TYPE_CHECKING:
     from tests.trainer.train.volume import Volume
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -65,19 +63,6 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Volu
         return done[key]
 
     return trained
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        mark(item)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if not item.path.is_relative_to(HERE):  # of tests beside the trainer's
-        return (yield)
-    with no_process(item):
-        return (yield)
 
 
 def pytest_sessionfinish() -> None:

@@ -14,6 +14,7 @@ def test_a_top_level_folder_is_no_package_so_that_the_standard_library_stays_imp
     assert not (ROOT / folder / "__init__.py").exists()
 
 
+@pytest.mark.processes
 def test_import_operator_from_the_repository_root_finds_the_standard_library() -> None:
     code = "import operator; print(operator.add(2, 3), operator.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -17,6 +18,7 @@ def test_hangs():
 """
 
 
+@pytest.mark.processes
 def test_a_worker_says_where_a_test_stood_that_took_too_long(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(HANGS)
     options = [

@@ -93,6 +93,7 @@ def test_a_node_is_asked_for_where_one_belongs_and_a_job_elsewhere() -> None:
     assert (wants_nodes(of_job, ""), wants_jobs(of_job, "")) == (False, True)
 
 
+@pytest.mark.processes
 def test_without_a_cluster_there_are_no_names_and_no_messages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ddpjob_operator.cli.main", "__complete", "get", ""]
     env = os.environ | {"KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)}
@@ -127,11 +128,13 @@ def told(folder: Path, *command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.processes
 def test_bash_completes_with_the_script(typing: Path) -> None:
     typed = "COMP_WORDS=(ddpjob snapshots v); COMP_CWORD=2; _ddpjob_completion; echo ${COMPREPLY[@]}"
     assert told(typing, "bash", "-c", f"source script.bash; {typed}") == "verify\n"
 
 
+@pytest.mark.processes
 def test_fish_completes_with_the_script(typing: Path) -> None:
     lines = ["snapshots v", "get -o w", "get --output=w", "validate jo"]
     asked = "; ".join(f"complete -C 'ddpjob {line}'" for line in lines)
@@ -141,6 +144,7 @@ def test_fish_completes_with_the_script(typing: Path) -> None:
     assert [line.partition("\t")[0] for line in others] == ["wide", "--output=wide", "job.yaml"]
 
 
+@pytest.mark.processes
 def test_zsh_completes_with_the_script(typing: Path) -> None:
     """In a terminal: its completion does not run without its line editor. Ctrl-X writes the line into a file."""
     (typing / ".zshrc").write_text(

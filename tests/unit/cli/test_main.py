@@ -78,6 +78,7 @@ def newly_imported(*arguments: str, cwd: Path) -> set[str]:
     return {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
 
 
+@pytest.mark.processes
 def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     done = ddpjob("validate", "job.yaml", cwd=tmp_path)
@@ -85,6 +86,7 @@ def test_a_valid_file_is_said_to_be_valid(tmp_path: Path) -> None:
     assert done.stdout == "job.yaml: digits is valid: 2 nodes x 2 ranks = 4 ranks\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", ["validate", "run"])
 def test_an_invalid_file_exits_with_2_and_one_line_a_problem(tmp_path: Path, command: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB.replace("nodes: 2", "nodes: 0").replace("procsPerNode", "procs"))
@@ -96,6 +98,7 @@ def test_an_invalid_file_exits_with_2_and_one_line_a_problem(tmp_path: Path, com
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
@@ -118,6 +121,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(
     assert done.stderr.endswith(complaint)
 
 
+@pytest.mark.processes
 def test_a_script_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB + "  entrypoint:\n    script: /mnt/shared/train.py\n")
     done = ddpjob("run", "job.yaml", "--shared", "here", cwd=tmp_path)
@@ -125,6 +129,7 @@ def test_a_script_that_is_not_there_is_refused_with_where_it_was_looked_for(tmp_
     assert f"/mnt/shared/train.py would be {tmp_path}/here/train.py on this machine" in done.stderr
 
 
+@pytest.mark.processes
 def test_without_torch_the_run_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     hide = "import sys; sys.path = [p for p in sys.path if 'trainer_image' not in p]; sys.modules['torch'] = None"
@@ -140,6 +145,7 @@ def test_without_torch_the_run_says_what_to_install(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["-h"], ["run", "--help"]])
 def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> None:
     imported = newly_imported(*arguments, cwd=tmp_path)
@@ -147,6 +153,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path, arguments: list[str]) -> Non
     assert imported.isdisjoint({*FOREIGN, "yaml", "rich"})
 
 
+@pytest.mark.processes
 def test_validation_needs_no_cluster_and_no_torch(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     imported = newly_imported("validate", "job.yaml", cwd=tmp_path)
@@ -154,6 +161,7 @@ def test_validation_needs_no_cluster_and_no_torch(tmp_path: Path) -> None:
     assert imported.isdisjoint(FOREIGN)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", ["why", "logs"])
 def test_a_job_in_a_folder_is_asked_about_without_what_asks_a_cluster(tmp_path: Path, command: str) -> None:
     job = parse_job({"metadata": {"name": "digits", "namespace": "default", "uid": "uid-1"}, "spec": {}})
@@ -163,6 +171,7 @@ def test_a_job_in_a_folder_is_asked_about_without_what_asks_a_cluster(tmp_path: 
     assert imported.isdisjoint(FOREIGN)
 
 
+@pytest.mark.processes
 def test_as_a_plugin_of_kubectl_it_calls_itself_so(tmp_path: Path) -> None:
     plugin = tmp_path / "kubectl-ddpjob"
     plugin.write_text("from ddpjob_operator.cli.main import main\nmain()\n")
@@ -171,11 +180,13 @@ def test_as_a_plugin_of_kubectl_it_calls_itself_so(tmp_path: Path) -> None:
     assert done.stdout.startswith("Usage: kubectl ddpjob run")
 
 
+@pytest.mark.processes
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     done = ddpjob("--version", cwd=tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"ddpjob {version('ddpjob')}\n")
 
 
+@pytest.mark.processes
 def test_several_files_and_standard_input_are_validated_together(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     (tmp_path / "wrong.yaml").write_text(JOB.replace("digits", "other").replace("nodes: 2", "nodes: 0"))
@@ -184,6 +195,7 @@ def test_several_files_and_standard_input_are_validated_together(tmp_path: Path)
     assert done.stderr == "error: wrong.yaml:6: spec.nodes: 0 is too small; use 1 or more\n"
 
 
+@pytest.mark.processes
 def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     read, write = os.pipe()
@@ -196,6 +208,7 @@ def test_a_reader_that_goes_away_changes_nothing(tmp_path: Path) -> None:
     assert done.stderr == "error: none.yaml: No such file or directory; name a YAML file with a DDPJob\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("file", "code"), [("job.yaml", 1), ("wrong.yaml", 2)])
 def test_output_that_cannot_be_written_is_one_error(tmp_path: Path, file: str, code: int) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
@@ -208,6 +221,7 @@ def test_output_that_cannot_be_written_is_one_error(tmp_path: Path, file: str, c
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("arguments", [["validate", "-"], ["logs", "digits", "--shared", "."]], ids=" ".join)
 def test_a_standard_stream_that_is_closed_is_no_traceback(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "logs" / "digits" / "pods").mkdir(parents=True)
@@ -221,6 +235,7 @@ def test_a_standard_stream_that_is_closed_is_no_traceback(tmp_path: Path, argume
     assert done.returncode == (2 if arguments[0] == "validate" else 0)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "arguments", [["run", "JOB"], ["submit", "train.py", "--dry-run"], ["why", "digits", "--shared", "."]], ids=" ".join
 )

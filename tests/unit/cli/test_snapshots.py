@@ -29,6 +29,7 @@ def shared(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.processes
 def test_the_trainers_command_lists_verifies_restores_and_removes(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +43,7 @@ def test_the_trainers_command_lists_verifies_restores_and_removes(
     assert "no snapshot in" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_folder_whose_name_the_locale_cannot_decode_is_listed(tmp_path: Path) -> None:
     (tmp_path / "grün" / "checkpoints" / "digits").mkdir(parents=True)
     command = [sys.executable, "-m", "ddpjob_operator.cli.main", "snapshots", "ls", "digits", "--shared", "grün"]

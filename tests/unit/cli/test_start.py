@@ -28,6 +28,7 @@ def program(entry: str, missing: str, *arguments: str) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PROJECT["scripts"])
 def test_without_the_extra_a_program_says_what_to_install(name: str) -> None:
     done = program(PROJECT["scripts"][name], "typer", "--version")
@@ -35,6 +36,7 @@ def test_without_the_extra_a_program_says_what_to_install(name: str) -> None:
     assert done.stderr == f"error: typer: not installed for {sys.executable}; {HINT}\n"
 
 
+@pytest.mark.processes
 def test_without_the_extra_the_python_client_says_what_to_install() -> None:
     code = "import sys; sys.modules['rich'] = None; from ddpjob import DDPJob"
     env = os.environ | {"PYTHONPATH": str(ROOT / "operator")}
@@ -44,6 +46,7 @@ def test_without_the_extra_the_python_client_says_what_to_install() -> None:
     assert said.endswith(f": not installed for {sys.executable}; {HINT}")
 
 
+@pytest.mark.processes
 def test_another_module_that_is_missing_is_a_fault_of_ours() -> None:
     done = program(PROJECT["scripts"]["ddpjob"], "ddpjob_operator.settings", "--version")
     assert (done.returncode, done.stderr.splitlines()[-1].partition(":")[0]) == (1, "ModuleNotFoundError")
@@ -74,6 +77,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.processes
 def test_ctrl_c_while_modules_are_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text(SLOW_MODULE)
     code = "from ddpjob_operator.cli.start import main; main()"
@@ -88,5 +92,6 @@ main()
 """
 
 
+@pytest.mark.processes
 def test_ctrl_c_while_commands_are_built_ends_it_without_a_traceback() -> None:
     assert interrupted(SLOW_COMMANDS, str(ROOT / "operator"), b"building") == (130, b"")

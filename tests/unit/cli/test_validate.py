@@ -217,6 +217,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.processes
 def test_hostile_files_are_refused_in_bounded_time_and_memory(tmp_path: Path) -> None:
     for name, (text, _) in HOSTILE.items():
         (tmp_path / name).write_text(text)

@@ -129,6 +129,7 @@ def cut_image(folder: Path) -> None:
     PIL.Image.open(io.BytesIO(picture.getvalue()[:500])).load()
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")
 @pytest.mark.parametrize(
     ("provoke", "reason"),
@@ -139,7 +140,10 @@ def cut_image(folder: Path) -> None:
         pytest.param(port_in_use, "AddressInUse", id="a store on a port that is in use"),
         pytest.param(gradient_without_a_value, "LossNotFinite", id="a gradient that is no number"),
         pytest.param(
-            lambda _: list(DataLoader(Deadly(), num_workers=1)), "DataWorkerDied", id="a data worker that is killed"
+            lambda _: list(DataLoader(Deadly(), num_workers=1)),
+            "DataWorkerDied",
+            id="a data worker that is killed",
+            marks=pytest.mark.processes,
         ),
         pytest.param(unsafe_file, "UnsafeFile", id="a pickle that would run a command"),
         pytest.param(cut_file, "DataCorrupted", id="a snapshot of the user's that was cut"),

@@ -153,6 +153,7 @@ async def test_the_one_on_record_is_printed_as_the_status_has_it(
     assert api.commands == []
 
 
+@pytest.mark.processes
 def test_those_of_a_folder_are_printed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "checkpoints" / "train" / "step-000000000010").mkdir(parents=True)
     assert show_here(tmp_path, "train", Output.JSON) == SUCCEEDED

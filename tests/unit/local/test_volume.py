@@ -172,6 +172,7 @@ def test_two_jobs_share_a_folder_and_one_job_does_not_run_twice(tmp_path: Path) 
         pass
 
 
+@pytest.mark.processes
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

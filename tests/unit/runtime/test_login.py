@@ -50,6 +50,7 @@ async def serving(certificate: Path) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@pytest.mark.processes
 async def test_an_authority_that_is_new_in_the_file_is_trusted_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_what_is_packed_comes_back(folder: Path) -> None:
     assert packed.left_out == ()
 
 
+@pytest.mark.processes
 def test_the_same_files_make_the_same_bytes_wherever_and_whenever_they_are_packed(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "elsewhere"
     subprocess.run(["cp", "-r", folder, again], check=True)
@@ -86,6 +87,7 @@ GIT = {
 }  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("below", ["", "pkg"])
 def test_what_git_ignores_is_left_out(tmp_path: Path, below: str) -> None:
     """Also what the .gitignore of a folder above says, if that is in the same repository."""
@@ -107,6 +109,7 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("below", ["", "pkg"])
 @pytest.mark.parametrize("place", ["clone", "worktree", "configured"])
 def test_what_git_ignores_in_this_clone_or_for_this_user_is_left_out(
@@ -134,6 +137,7 @@ def test_what_git_ignores_in_this_clone_or_for_this_user_is_left_out(
     assert ("first.txt" in kept) == (below == "pkg")
 
 
+@pytest.mark.processes
 def test_where_git_is_not_installed_its_lists_are_in_their_usual_places(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +174,7 @@ def test_ddpjobignore_is_read_after_each_gitignore_further_in(folder: Path, list
     assert not {"data/val.bin", "configs/größe.yaml"} & paths
 
 
+@pytest.mark.processes
 def test_what_is_no_code_is_left_out(folder: Path) -> None:
     expected = pack(folder)
     write(
@@ -179,6 +184,7 @@ def test_what_is_no_code_is_left_out(folder: Path) -> None:
     assert pack(folder, exclude=[folder / "shared"]).sha256 == expected.sha256
 
 
+@pytest.mark.processes
 def test_a_worktree_and_a_submodule_of_git_are_the_code_that_a_clone_is(folder: Path) -> None:
     """Each has a file for a repository, with a path of this machine."""
     write(folder, **{"lib/model.py": ""})
