@@ -1,4 +1,4 @@
-"""What the workers of one test run have in common: whoever needs it first starts it, and ends it after the last."""
+"""What the workers of one test run have in common: the first that needs it starts it, and ends it after the last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_for_all(folder: Path, name: str, start: Callable[[], AbstractContextMana
             try:
                 yield value
             finally:
-                fcntl.flock(starting, fcntl.LOCK_EX)  # whoever comes now starts it anew
+                fcntl.flock(starting, fcntl.LOCK_EX)  # a worker that comes now starts it anew
                 found.unlink()
                 fcntl.flock(users, fcntl.LOCK_EX)
 

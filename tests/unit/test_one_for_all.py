@@ -72,7 +72,7 @@ def test_the_second_worker_uses_what_the_first_has_started_and_keeps_it_from_end
     assert cluster.happened == ["started", "ended"]
 
 
-def test_whoever_comes_after_its_end_starts_it_anew(tmp_path: Path) -> None:
+def test_a_worker_that_comes_after_its_end_starts_it_anew(tmp_path: Path) -> None:
     cluster = Cluster()
     for _ in range(2):
         with one_for_all(tmp_path, "cluster", cluster.start):
