@@ -92,13 +92,14 @@ def site(of_run: Path) -> Iterator[Site]:
     """The test cluster, with both images of this working tree and the operator, which ends with the run if it was not
     there before.
     """
-    try:
-        with one_for_all(of_run, "cluster", _started) as found:
-            kubectl = Kubectl(Path(found["kubeconfig"]))
-            operator = Operator(kubectl.within(NAMESPACE), datetime.fromisoformat(found["since"]), found["account"])
-            yield Site(kubectl, Images(**found["images"]), operator)
-    except Impossible as missing:
-        cannot_run("cluster", str(missing))
+    with ExitStack() as run:
+        try:
+            found = run.enter_context(one_for_all(of_run, "cluster", _started))
+        except Impossible as missing:
+            cannot_run("cluster", str(missing))
+        kubectl = Kubectl(Path(found["kubeconfig"]))
+        operator = Operator(kubectl.within(NAMESPACE), datetime.fromisoformat(found["since"]), found["account"])
+        yield Site(kubectl, Images(**found["images"]), operator)
 
 
 @contextmanager

@@ -42,30 +42,23 @@ class Turns:
         self._file = file
         self._is_alone = False
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Wait until no other worker is in a block, and keep them waiting. May be nested."""
+        return self._locked(fcntl.LOCK_EX)
+
+    def beside_others(self) -> AbstractContextManager[None]:
+        """Wait until no other worker is alone. Within a block of `alone` that is no wait."""
+        return self._locked(fcntl.LOCK_SH)
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
         if self._is_alone:
             yield
             return
-        with self._locked(fcntl.LOCK_EX):
-            self._is_alone = True
+        with self._file.open("w") as lock:
+            fcntl.flock(lock, how)
+            self._is_alone = how == fcntl.LOCK_EX
             try:
                 yield
             finally:
                 self._is_alone = False
-
-    @contextmanager
-    def beside_others(self) -> Iterator[None]:
-        """Wait until no other worker is alone. Within a block of `alone` that is no wait."""
-        if self._is_alone:
-            yield
-            return
-        with self._locked(fcntl.LOCK_SH):
-            yield
-
-    @contextmanager
-    def _locked(self, how: int) -> Iterator[None]:
-        with self._file.open("w") as lock:
-            fcntl.flock(lock, how)
-            yield

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.cluster.turns import ALONE, BESIDE, FIRST, LAST
 from tests.support.tiers import TIERS, cannot_run, program, required_tiers
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +64,12 @@ def test_no_test_skips_by_itself_where_a_program_is_missing() -> None:
     skips = re.compile(r"skip(?:if)?\((?:[^()]|\([^()]*\))*(?:shutil\.which|is not installed)")
     files = (ROOT / "tests").rglob("*.py")
     assert [str(file) for file in files if skips.search(file.read_text()) and file != Path(__file__)] == []
+
+
+def test_the_files_that_two_workers_run_at_the_same_time_are_there_and_fit() -> None:
+    folder = ROOT / "tests" / "cluster"
+    assert [name for name in (FIRST, LAST, *ALONE, *BESIDE) if not (folder / name).is_file()] == []
+    needs_another = re.compile(r"\bUnbroken\b|\bnode_lost\b|\bkill_operator\b|drain-node")
+    assert [name for name in sorted(BESIDE) if needs_another.search((folder / name).read_text())] == []
+    takes_away = re.compile(r"\bnode_lost\b|\bkill_operator\b|drain-node")
+    assert {path.name for path in folder.glob("test_*.py") if takes_away.search(path.read_text())} == ALONE

@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
-"""To call what is here, once it has been imported."""
+"""The module of torch that has the rules. What is here may be called once it has been imported."""
 
 
 @functools.cache  # torch compiles the expression of all its rules anew, also for a module that it knows
