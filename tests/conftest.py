@@ -20,7 +20,7 @@ from tests.support import timeouts
 from tests.support.durations import Durations
 from tests.support.examples import QUICK
 from tests.support.leftovers import end, leftovers, name_this_run
-from tests.support.starting import mark, no_process
+from tests.support.starting import NoProcess
 from tests.support.tiers import required_tiers
 
 if TYPE_CHECKING:
@@ -54,18 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[DURATIONS] = durations = Durations()
     config.pluginmanager.register(durations)
     config.pluginmanager.register(timeouts)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    mark(item)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if not any(item.path.is_relative_to(HERE / folder) for folder in IN_PROCESS):
-        return (yield)
-    with no_process(item):
-        return (yield)
+    config.pluginmanager.register(NoProcess(*(HERE / folder for folder in IN_PROCESS)))
 
 
 def pytest_collection_finish() -> None:

@@ -2,6 +2,8 @@
 
 A fixture that starts processes is decorated, and marks every test that uses it; a test that starts one itself has the
 mark `processes`. A process that an unmarked test starts fails it, so that `make check` stays what it says.
+
+The end of a test may start processes: after the last test of a worker, fixtures of the whole session end there.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -30,27 +33,44 @@ def starts_processes(fixture: F) -> F:
     return fixture
 
 
-def mark(item: pytest.Item) -> None:
-    """Give a test the mark if one of its fixtures starts processes."""
-    fixtures = getattr(item, "_fixtureinfo", None)
-    if fixtures is not None and any(
-        getattr(definitions[-1].func, _ATTRIBUTE, False) for definitions in fixtures.name2fixturedefs.values()
-    ):
-        item.add_marker(MARK)
+class NoProcess:
+    """Plugin: gives tests the mark if a fixture of theirs starts processes, and fails those without it that start one.
 
+    `folders`: the tests that this holds for.
+    """
 
-@contextmanager
-def no_process(item: pytest.Item) -> Iterator[None]:
-    """Fail a test without the mark as soon as it starts a process."""
-    global _forbidden_for, _installed
-    if not _installed:
-        sys.addaudithook(_refuse)  # cannot be taken away again
-        _installed = True
-    _forbidden_for = None if item.get_closest_marker(MARK) else item.nodeid
-    try:
-        yield
-    finally:
-        _forbidden_for = None
+    def __init__(self, *folders: Path) -> None:
+        self._folders = folders
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        fixtures = getattr(item, "_fixtureinfo", None)
+        if fixtures is not None and any(
+            getattr(definitions[-1].func, _ATTRIBUTE, False) for definitions in fixtures.name2fixturedefs.values()
+        ):
+            item.add_marker(MARK)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        with self._refusing(item):
+            yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        with self._refusing(item):
+            yield
+
+    @contextmanager
+    def _refusing(self, item: pytest.Item) -> Iterator[None]:
+        global _forbidden_for, _installed
+        if not _installed:
+            sys.addaudithook(_refuse)  # cannot be taken away again
+            _installed = True
+        is_held = any(item.path.is_relative_to(folder) for folder in self._folders)
+        _forbidden_for = item.nodeid if is_held and not item.get_closest_marker(MARK) else None
+        try:
+            yield
+        finally:
+            _forbidden_for = None
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
