@@ -75,8 +75,10 @@ def served(page: Page) -> Iterator[str]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:  # else its thread polls a closed socket, without an end
+            server.shutdown()
 
 
 def scrape(monitor: dict[str, Any], endpoints: str, namespace: str, targets: dict[str, str]) -> dict[str, Any]:
