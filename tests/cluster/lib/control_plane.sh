@@ -2,8 +2,6 @@
 # etcd, API server, controller manager, scheduler. Sourced by debian.sh.
 
 control_plane() {
-  # There is more memory than these would take by then, and less of a processor.
-  local -x GOGC=400
   keys
   start etcd etcd --data-dir "$DIR/etcd" --unsafe-no-fsync --log-level warn \
     --listen-client-urls "http://127.0.0.1:$ETCD_PORT" --advertise-client-urls "http://127.0.0.1:$ETCD_PORT" \
