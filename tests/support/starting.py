@@ -3,7 +3,7 @@
 A fixture that starts processes is decorated, and marks every test that uses it; a test that starts one itself has the
 mark `processes`. A process that an unmarked test starts fails it, so that `make check` stays what it says.
 
-The end of a test may start processes: after the last test of a worker, fixtures of the whole session end there.
+After the last test of a worker fixtures of the whole session end, and may start processes.
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ class NoProcess:
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         with self._refusing(item):
             yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        if nextitem is None:
+            return (yield)
+        with self._refusing(item):
+            return (yield)
 
     @contextmanager
     def _refusing(self, item: pytest.Item) -> Iterator[None]:

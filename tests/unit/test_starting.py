@@ -35,6 +35,11 @@ def started():
 @pytest.fixture
 def unmarked():
     run(["true"], check=True)
+
+@pytest.fixture
+def ends_with_one():
+    yield
+    run(["true"], check=True)
 """
 CLUSTER = """
 def test_pods(cluster): pass
@@ -47,6 +52,8 @@ import pytest
 def test_starts_one(): run(["true"], check=True)
 
 def test_has_a_fixture_that_starts_one(unmarked): pass
+
+def test_has_a_fixture_that_ends_with_one(ends_with_one): pass
 
 def test_has_a_fixture_that_marks_it(started): run(["true"], check=True)
 
@@ -74,6 +81,8 @@ def test_a_process_of_a_test_without_the_mark_fails_it_and_those_of_its_session_
     )
     results = re.findall(r"^(PASSED|FAILED|ERROR) \S+::(\w+)", ended.stdout, re.MULTILINE)
     assert sorted((test, result) for result, test in results) == [
+        ("test_has_a_fixture_that_ends_with_one", "ERROR"),
+        ("test_has_a_fixture_that_ends_with_one", "PASSED"),
         ("test_has_a_fixture_that_marks_it", "PASSED"),
         ("test_has_a_fixture_that_starts_one", "ERROR"),
         ("test_is_marked", "PASSED"),

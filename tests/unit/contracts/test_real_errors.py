@@ -129,7 +129,6 @@ def cut_image(folder: Path) -> None:
     PIL.Image.open(io.BytesIO(picture.getvalue()[:500])).load()
 
 
-@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")
 @pytest.mark.parametrize(
     ("provoke", "reason"),
