@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import io
-import multiprocessing
+import multiprocessing.synchronize  # which cannot be imported while SemLock is patched
 import os
 import signal
 import socket
