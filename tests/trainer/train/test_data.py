@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import signal
 import subprocess
 import sys
 import weakref
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.waiting import PATIENCE_SECONDS
 from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ddp_trainer.client.batches import BatchPlan, micro_batches, mixed_seed, share
 from ddp_trainer.contract.exit_codes import UserError
@@ -243,6 +245,27 @@ def test_an_exception_of_the_data_set_is_not_taken_for_the_death_of_its_worker()
     with pytest.raises(RuntimeError, match=r"sample \d+ cannot be read") as raised:
         list(loader.epoch(0))
     assert not isinstance(raised.value, DataWorkerDied)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.processes
+def test_a_worker_that_died_between_two_epochs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = Loader(Augmented(), BatchPlan(samples=23, global_batch=8), World(), workers=1)
+    before = set(multiprocessing.active_children())
+    list(loader.epoch(0))
+    (worker,) = set(multiprocessing.active_children()) - before
+    # torch looks for the processes itself where no signal has come, every 5 s
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.01,))
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        worker.kill()
+        worker.join()
+        with pytest.raises(
+            DataWorkerDied, match=rf"rank 0 cannot load data: DataLoader worker \(pid {worker.pid}\) exited"
+        ):
+            list(loader.epoch(1))
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

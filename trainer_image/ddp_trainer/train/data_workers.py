@@ -82,20 +82,17 @@ class WorkerPool:
         has.
         """
         self._requests.now = requests
-        batches = iter(self._loader)
-        _explain_deaths(self._world.rank)
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except DataWorkerDied:
+        try:
+            # waits for the workers of an earlier epoch
+            batches = iter(self._loader)
+            _explain_deaths(self._world.rank)
+            yield from batches
+        except DataWorkerDied:
+            raise
+        except RuntimeError as error:
+            if not _is_death(error):
                 raise
-            except RuntimeError as error:
-                if not _is_death(error):
-                    raise
-                raise DataWorkerDied(self._world.rank, error) from error
-            yield batch
+            raise DataWorkerDied(self._world.rank, error) from error
 
 
 class _Requests:
