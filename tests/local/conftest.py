@@ -55,8 +55,14 @@ class Started:
 
     def until(self, look: Callable[[], object], what: str) -> None:
         """Until `look` is true; fails with all of the output if the run ends or hangs before that."""
-        eventually(lambda: self.process.poll() is not None or look(), what, instead=self.text)
-        assert look(), f"it ended ({self.process.returncode}): no {what}\n{self.text()}"
+
+        def seen() -> object:
+            over = self.process.poll() is not None
+            found = look()  # once: what is true of a run now may be so no more a moment later
+            assert found or not over, f"it ended ({self.process.returncode}): no {what}\n{self.text()}"
+            return found
+
+        eventually(seen, what, instead=self.text)
 
     def end(self) -> int:
         """The exit code."""
