@@ -95,13 +95,22 @@ def _in_a_copy(arguments: Sequence[str]) -> list[str] | None:
 
 
 def _run_to_the_end(words: Sequence[str], kept: set[int]) -> NoReturn:
-    """Run the module as a new process would, with no descriptors but these and the standard streams; end as Python
-    does.
-    """
+    """Run the module as a new process would, with no descriptors but these and the standard streams."""
     _close_all_but(kept | {0, 1, 2})
-    try:
+
+    def as_new() -> None:
         _forget()
         run(words)
+
+    end_after(as_new)
+
+
+def end_after(program: Callable[[], None]) -> NoReturn:
+    """End as Python does with what `program` returns or raises, but leave all objects as they are: to destroy those of
+    torch's modules writes to each page of memory that is shared with the server, and takes longer than most programs.
+    """
+    try:
+        program()
     except BaseException as error:
         code = _exit_code(error)
     else:
@@ -111,6 +120,9 @@ def _run_to_the_end(words: Sequence[str], kept: set[int]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 
@@ -162,10 +174,10 @@ def run(command: Sequence[str]) -> None:
 
 
 def _exit_code(error: BaseException) -> int:
-    """As Python ends with it."""
+    """As Python ends with it; negative for a signal."""
     if not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
     print(error.code, file=sys.stderr)

@@ -16,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -92,9 +94,18 @@ def relay(client: socket.socket, pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def remember_modules() -> None:
+    """For `inspect.stack`, which the rendezvous of torchrun calls for each event: it looks through all modules for that
+    of a file which it has not found before, such as runpy's, a frozen one.
+    """
+    inspect.stack()
+    inspect.modulesbyfile[runpy.run_path.__code__.co_filename] = runpy.__name__
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    remember_modules()
     gc.freeze()  # a process that ends does not look through all of torch for garbage
     children.fork_children()
     address = socket.socket(socket.AF_UNIX)
@@ -103,4 +114,4 @@ if __name__ == "__main__":
     address.listen(64)
     unseen.rename(sys.argv[1])  # a client that sees it may connect
     asked_for = serve(address)
-    children.run(asked_for["command"])
+    children.end_after(lambda: children.run(asked_for["command"]))
