@@ -23,13 +23,13 @@ from tests.cluster.byhand import ByHand, free_address
 from tests.cluster.history import History
 from tests.cluster.installation import cluster_started, load_images, operator_installed
 from tests.cluster.kube import Kubectl
-from tests.cluster.scenario import EPOCHS, NODES, Scenario
+from tests.cluster.scenario import NODES, Scenario
 
 TARGET = 1.15
 """The most that a first step may take, as a multiple of the floor."""
 
 SHORT = ["--task=digits", "--max-steps=5"]
-LONG = ["--task=digits", f"--epochs={EPOCHS}"]
+LONG = ["--task=digits", "--epochs=24"]
 HIT = 100
 """The step from which on a job is hit."""
 

@@ -16,7 +16,7 @@ from tests.cluster.kube import Kubectl, Object, describe
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 NODES = 2
-EPOCHS = 24
+EPOCHS = 12
 STEPS = EPOCHS * 23
 """1,437 digits in batches of 64 are 23 steps an epoch."""
 
@@ -43,11 +43,23 @@ losses = read_losses(shared / "logs" / job)
 print(json.dumps({"losses": losses, "events": lines("events.jsonl"), "snapshots": snapshots}))
 """
 
+STEP_SECONDS = 0.06
+PACED = f"""
+import time
+from ddp_trainer.tasks.digits import Digits
+
+class Paced(Digits):
+    def loss(self, output, batch):
+        if output.requires_grad:
+            time.sleep({STEP_SECONDS})
+        return super().loss(output, batch)
+"""
+
 KILL = "import os, sys, time; print(time.time()); os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 
 
 def digits_job(name: str = "digits", **spec: Any) -> Object:
-    """Two nodes that train on handwritten digits for some ten seconds and keep every snapshot. `spec` wins."""
+    """Two nodes that train on handwritten digits for some seconds and keep every snapshot. `spec` wins."""
     return {
         "apiVersion": "training.ddpjob.io/v1alpha1",
         "kind": "DDPJob",
@@ -96,6 +108,25 @@ class Scenario:
 
     def apply(self, **spec: Any) -> None:
         self.kubectl.apply(digits_job(self.name, **spec))
+
+    def train(self, epochs: int = EPOCHS, **spec: Any) -> None:
+        """The same steps as those of `apply`, with time to hit the job on any machine; meanwhile its ranks leave the
+        cores to other tests.
+        """
+        self.kubectl.apply(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": {"paced.py": PACED}}
+        )
+        template = {
+            "volumes": [{"name": "paced", "configMap": {"name": "paced"}}],
+            "containers": [{"name": "trainer", "volumeMounts": [{"name": "paced", "mountPath": "/opt/paced"}]}],
+        }
+        spec["podTemplate"] = {"spec": template | spec.get("podTemplate", {}).get("spec", {})}
+        env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/opt/paced"}
+        self.apply(
+            args=["--task=paced:Paced", f"--epochs={epochs}"],
+            env=[{"name": name, "value": value} for name, value in env.items()],
+            **spec,
+        )
 
     @property
     def job(self) -> Object:

@@ -26,7 +26,7 @@ def empty(new_namespace: Callable[[str], Kubectl]) -> Iterator[Kubectl]:
 def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
     scenario: Scenario, empty: Kubectl, retain: bool, left: set[str]
 ) -> None:
-    scenario.apply(shared={"retain": retain})
+    scenario.apply(args=["--task=digits", "--epochs=1000"], shared={"retain": retain})
     scenario.wait_phase("Running")
     scenario.kubectl.delete("ddpjob", "digits")
     # all there is takes dozens of requests to list
@@ -40,13 +40,13 @@ def test_a_deleted_job_leaves_nothing_but_a_volume_that_it_was_to_retain(
 
 
 def test_a_job_applied_again_resumes_from_the_volume_of_the_deleted_job(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.apply()
+    scenario.train()
     before = scenario.wait_trained(STEPS // 3)
     former = scenario.job["metadata"]["uid"]
     # its pods may still be saving when the next job begins under the same names
     scenario.kubectl.delete("ddpjob", "digits")
     scenario.history.wait(lambda: scenario.history.latest("ddpjobs", "digits") is None, "the job is gone")
-    scenario.apply()
+    scenario.train()
     status = scenario.wait_phase("Succeeded")
     assert (status["attempt"], status["restarts"]) == (0, 0)
     records = scenario.records()

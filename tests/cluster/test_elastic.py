@@ -23,8 +23,8 @@ from tests.kubernetes import Impossible
 from tests.support.command import ddpjob
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
-LONG = ["--task=digits", "--epochs=100000"]
-"""Longer than any test waits: these jobs are deleted, and never finish."""
+LONG = 100000
+"""Epochs, longer than any test waits: these jobs are deleted, and never finish."""
 
 QUICK: dict[str, Any] = {"nodeLostSeconds": 1, "backoff": {"initialSeconds": 0}}
 
@@ -53,8 +53,8 @@ def lost(node: str, *, power: bool) -> Iterator[float]:
 def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
     scenario: Scenario, victim: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scenario.apply(
-        args=LONG,
+    scenario.train(
+        LONG,
         elastic={"minNodes": 1, "waitSeconds": 3},
         placement={"onePodPerNode": True},
         restart=QUICK | {"scope": "InPlace"},
@@ -99,7 +99,7 @@ def test_a_gang_that_loses_a_node_to_a_power_cut_trains_on_elsewhere(
         "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": {JOB: scenario.name}},
     }
-    scenario.apply(args=LONG, podTemplate={"spec": {"topologySpreadConstraints": [spread]}})
+    scenario.train(LONG, podTemplate={"spec": {"topologySpreadConstraints": [spread]}})
     before = scenario.wait_trained(60)
     assert victim in {node_of(pod) for pod in gang(scenario)}
     with lost(victim, power=True) as died:
@@ -129,7 +129,7 @@ def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume
     prefers = {
         "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": {"matchExpressions": [away]}}]
     }
-    scenario.apply(args=LONG, nodes=1, restart=QUICK, podTemplate={"spec": {"affinity": {"nodeAffinity": prefers}}})
+    scenario.train(LONG, nodes=1, restart=QUICK, podTemplate={"spec": {"affinity": {"nodeAffinity": prefers}}})
     before = scenario.wait_trained(60)
     zombie = scenario.pod(0, attempt=0)
     assert zombie is not None

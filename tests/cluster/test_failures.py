@@ -35,7 +35,7 @@ while True:
 
 @pytest.mark.fault(28)
 def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.apply()
+    scenario.train()
     scenario.wait_phase("Running")
     kubectl = scenario.kubectl
     follow = (*COMMAND, "logs", "--follow", "digits", "--namespace", kubectl.namespace)
@@ -58,7 +58,7 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken
 
 
 def test_a_pod_deleted_by_force_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.apply()
+    scenario.train()
     before = scenario.wait_trained(HIT)
     scenario.delete_pod(1, *FORCE)
     failure = scenario.wait_phase("Succeeded")["lastFailure"]
@@ -69,7 +69,7 @@ def test_a_pod_deleted_by_force_costs_one_restart_and_no_bit(scenario: Scenario,
 
 
 def test_deleting_the_first_node_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.apply(shutdownSeconds=SAVING_SECONDS)
+    scenario.train(shutdownSeconds=SAVING_SECONDS)
     before = scenario.wait_trained(HIT)
     scenario.delete_pod(0)
     failure = scenario.wait_phase("Succeeded")["lastFailure"]

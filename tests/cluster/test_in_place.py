@@ -14,7 +14,7 @@ FIRST_HIT, SECOND_HIT = STEPS // 4, STEPS // 2
 def test_a_killed_rank_and_then_the_loss_of_rank_0s_pod_leave_the_other_pod_where_it_is_and_cost_no_bit(
     scenario: Scenario, unbroken: Unbroken
 ) -> None:
-    scenario.apply(restart={"scope": "InPlace"})
+    scenario.train(restart={"scope": "InPlace"})
     saved = {1: scenario.wait_trained(FIRST_HIT)["snapshot"]["step"]}
     first = uid(scenario, 0, attempt=0)
     scenario.kill_rank(1)
@@ -42,7 +42,7 @@ def test_a_killed_rank_and_then_the_loss_of_rank_0s_pod_leave_the_other_pod_wher
 
 
 def test_a_spare_takes_the_place_of_a_killed_rank_and_costs_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.apply(restart={"scope": "InPlace"}, spares=1)
+    scenario.train(restart={"scope": "InPlace"}, spares=1)
     scenario.history.wait(lambda: is_ready(scenario.history.latest("pods", "digits-0-s0")), "the spare waits")
     before = scenario.wait_trained(FIRST_HIT)
     scenario.kill_rank(1)

@@ -37,7 +37,7 @@ def wait_another(kubectl: Kubectl, pod: str) -> str:
 def test_training_does_not_notice_that_the_operator_died(
     scenario: Scenario, operator: Operator, unbroken: Unbroken
 ) -> None:
-    scenario.apply()
+    scenario.train()
     scenario.wait_phase("Running")
     scenario.wait_trained(STEPS // 8)
     wait_another(operator.kubectl, kill_operator(operator.kubectl))
@@ -51,7 +51,7 @@ def test_training_does_not_notice_that_the_operator_died(
 def test_an_operator_that_dies_together_with_a_rank_is_followed_by_one_that_counts_one_restart(
     scenario: Scenario, operator: Operator, unbroken: Unbroken
 ) -> None:
-    scenario.apply()
+    scenario.train()
     scenario.wait_trained(STEPS // 3)
     leader = wait_operator(operator.kubectl)
     scenario.kill_rank(1)
@@ -69,7 +69,7 @@ def test_an_operator_that_dies_together_with_a_rank_is_followed_by_one_that_coun
 def test_a_gang_that_breaks_while_there_is_no_operator_restarts_when_it_is_back(
     scenario: Scenario, operator: Operator, unbroken: Unbroken
 ) -> None:
-    scenario.apply()
+    scenario.train()
     # early, because training goes on while the operator leaves
     scenario.wait_trained(STEPS // 8)
     leader = wait_operator(operator.kubectl)

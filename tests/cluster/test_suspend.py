@@ -31,7 +31,7 @@ def test_a_suspended_job_resumes_where_it_was_to_the_same_bits_and_goes_when_its
     scenario: Scenario, unbroken: Unbroken, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # a snapshot that waits for a busy disk may take longer than the default, after which ranks are killed
-    scenario.apply(cleanPodPolicy="All", shutdownSeconds=120)
+    scenario.train(cleanPodPolicy="All", shutdownSeconds=120)
     scenario.wait_trained(HIT)
     edit(scenario, suspend=True)
     suspended = scenario.wait_phase("Suspended")
