@@ -29,7 +29,8 @@ demo-cluster: $(VENV)/.dev  ## the same on a real Kubernetes cluster, installed 
 	$(BIN)/python -m tests.cluster.demo
 
 ##@ Check it
-test: lint tools  ## everything: style, types, layers, and every test, in four workers; prints how long they and the longest tests took
+test: $(VENV)/.dev tools  ## everything: style, types, layers, and every test, in four workers; prints how long they and the longest tests took
+	@$(MAKE) --no-print-directory -j --output-sync=target lint
 	$(PYTEST) -q -n $(WORKERS) --max-worker-restart=0 --durations=25 tests
 
 check: $(VENV)/.dev  ## lint, and every test that starts no process, properties with a quarter of their examples: about a minute on two cores

@@ -37,7 +37,7 @@ cri_starts() { grep -c 'Start streaming server' "$DIR/logs/containerd-$1.log" 2>
 
 cri_started_since() { [ "$(cri_starts "$1")" -gt "$2" ]; }
 
-# A root for the node's pods in every hierarchy, or in the one of cgroup v2. All pods together count as eight of this host's sessions
+# A root for the node's pods in every hierarchy, or in the one of cgroup v2. All pods together count as four of this host's sessions
 # when its cores are shared out, not as one: beside the other tests, each of which has some, they would get next to nothing.
 cgroup() {
   local name=$1 controller file parent
@@ -46,14 +46,14 @@ cgroup() {
     for parent in /sys/fs/cgroup /sys/fs/cgroup/ddp; do
       for controller in cpuset cpu io memory pids; do echo "+$controller" >"$parent/cgroup.subtree_control" 2>/dev/null || true; done
     done
-    echo 800 >/sys/fs/cgroup/ddp/cpu.weight 2>/dev/null || true
+    echo 400 >/sys/fs/cgroup/ddp/cpu.weight 2>/dev/null || true
     return
   fi
   for controller in cpu cpuacct cpuset memory devices freezer blkio pids systemd; do mkdir -p "/sys/fs/cgroup/$controller/ddp/$name"; done
   for parent in ddp "ddp/$name"; do
     for file in cpus mems; do cat "/sys/fs/cgroup/cpuset/cpuset.$file" >"/sys/fs/cgroup/cpuset/$parent/cpuset.$file"; done
   done
-  echo 8192 >/sys/fs/cgroup/cpu/ddp/cpu.shares
+  echo 4096 >/sys/fs/cgroup/cpu/ddp/cpu.shares
 }
 
 # restrict_oom_score_adj: a sandboxed root may lack CAP_SYS_RESOURCE, and then cannot lower a score.
