@@ -15,10 +15,16 @@ from ddpjob_operator.cluster import paths
 
 @pytest.fixture
 async def changes(cluster: Cluster) -> list[Change]:
-    """A job and a pod: created, changed and deleted, as a watch saw it."""
+    """A job and a pod: created, changed and deleted, as a watch saw it. With a token of its service account, the pod
+    would be refused until there is one.
+    """
     pod = {
         "metadata": {"name": "some", "labels": {"training.ddpjob.io/uid": "u", "empty": ""}},
-        "spec": {"schedulerName": "none", "containers": [{"name": "c", "image": "i"}]},
+        "spec": {
+            "schedulerName": "none",
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "c", "image": "i"}],
+        },
     }
     places = {"ddpjobs": (paths.jobs(cluster.namespace), "digits"), "pods": (paths.pods(cluster.namespace), "some")}
     async with recorded(cluster) as history:

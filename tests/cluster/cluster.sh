@@ -6,7 +6,8 @@
 #   cluster.sh load ARCHIVE REF            put an image (docker or OCI archive, OCI layout) on every node, as REF
 #   cluster.sh lose N [--power]            node N falls silent: its containers run on, or (--power) die with it; `up` brings it back
 #   cluster.sh status                      exit code 0 while the API server answers
-#   cluster.sh down                        stop and remove all that `up` started (both take --control-plane-only too)
+#   cluster.sh down                        stop and remove all that `up` started (both take --control-plane-only too); the images
+#                                          of a node stay in the cache
 #   cluster.sh need PACKAGE…               install Debian packages that the tests themselves run
 #   cluster.sh choose                      name the cluster that would be used
 #

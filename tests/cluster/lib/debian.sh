@@ -13,6 +13,8 @@
 . "$HERE/lib/control_plane.sh"
 # shellcheck source=lib/network.sh
 . "$HERE/lib/network.sh"
+# shellcheck source=lib/kept_images.sh
+. "$HERE/lib/kept_images.sh"
 # shellcheck source=lib/node.sh
 . "$HERE/lib/node.sh"
 # shellcheck source=lib/volumes.sh

@@ -14,6 +14,7 @@ node() {
   mounts=$(pid_of "mounts-$n")
   local inside=(nsenter -m -t "$mounts")
   until_ok "node $n has its mounts" 20 "${inside[@]}" mountpoint -q /var/log/containers
+  with_kept_images "$dir"
   containerd_config "$dir" >"$dir/containerd.toml"
   if ! pid_of "containerd-$n" >/dev/null; then
     local starts
@@ -159,9 +160,12 @@ node_lost() {
 }
 
 node_down() {
+  local left=
   stop "kubelet-$1"
   kill_pods "$1"
+  if [ "$1" = 1 ] && only_images 1 >>"$DIR/logs/containerd-1.log" 2>&1; then left=images; fi
   stop "containerd-$1"
   kill_shims "$1"
+  [ -z "$left" ] || keep_images 1
   stop "mounts-$1"
 }
