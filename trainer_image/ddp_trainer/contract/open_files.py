@@ -8,7 +8,7 @@ import contextlib
 import gc
 import io
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 _TEXT, _CODEC, _BUFFER = range(3)
@@ -39,10 +39,9 @@ def write_out(*, is_last: bool) -> None:
     """
     gc.unfreeze()  # objects that are frozen are not listed
     objects = gc.get_objects()
-    archives = list(_archives(objects)) if is_last else []
+    archives = _archives(objects) if is_last else []
     _close(archives)
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.IOBase)}  # of a million objects
-    files = [found for found in objects if type(found) in kinds]
+    files = _of_kinds(objects, (io.IOBase,))
     for file in sorted(files, key=_layer):
         # closed already, half made, not for writing, or its reader is gone
         with contextlib.suppress(Exception):
@@ -59,13 +58,19 @@ def _close(archives: Iterable[Any]) -> None:
             archive.close()
 
 
-def _archives(objects: list[Any]) -> Iterator[Any]:
+def _archives(objects: list[Any]) -> list[Any]:
     classes = tuple(
         getattr(sys.modules[module], name)
         for module, name in _WRITTEN_AT_THE_END.items()
         if hasattr(sys.modules.get(module), name)
     )
-    return (found for found in objects if issubclass(type(found), classes))
+    return _of_kinds(objects, classes)
+
+
+def _of_kinds(objects: list[Any], classes: tuple[type, ...]) -> list[Any]:
+    # a million objects have a thousand types, and an abstract class is slow to ask
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
+    return [found for found in objects if type(found) in kinds]
 
 
 def _layer(file: io.IOBase) -> int:
