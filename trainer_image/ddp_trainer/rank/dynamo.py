@@ -11,6 +11,6 @@ TRACE_RULES: Final = "torch._dynamo.trace_rules"
 
 
 @functools.cache  # torch compiles the expression of all its rules anew, also for a module that it knows
-def keep_out_of_graphs(module: str) -> None:
-    """Let it run what this module of ours has in Python."""
-    sys.modules[TRACE_RULES].add(module)
+def keep_out_of_graphs(name: str) -> None:
+    """Let it run what this module or package of ours has in Python."""
+    sys.modules[TRACE_RULES].add(name)

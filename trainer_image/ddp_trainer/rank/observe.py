@@ -45,10 +45,7 @@ from ddp_trainer.contract.exit_codes import LossNotFinite
 from ddp_trainer.contract.heartbeat import Heartbeat
 from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank import (
-    batch_sizes,
-    captured_graphs,
     data_waits,
-    leading_optimizer,
     observe_accelerate,
     observe_lightning,
     observe_megatron,
@@ -92,10 +89,8 @@ os.register_at_fork(after_in_child=_count_fork)
 
 def _keep_out_of_graphs() -> None:
     """Let torch.compile leave alone what the hooks call, as it does with torch's own Python code."""
-    hooks = (observe_megatron, observe_torch)
-    called = (batch_sizes, captured_graphs, data_waits, leading_optimizer, optimizer_steps)
-    for name in (__name__, Heartbeat.__module__, *(module.__name__ for module in (*hooks, *called))):
-        keep_out_of_graphs(name)
+    keep_out_of_graphs(__package__)
+    keep_out_of_graphs(Heartbeat.__module__)
 
 
 def observe(heartbeat: Heartbeat, world_size: int, *, non_finite_loss: str = "Warn") -> ScriptObserver:

@@ -196,7 +196,7 @@ def _install(saver: _Saver) -> None:
         if hasattr(sys.modules[name], save.__name__):
             setattr(sys.modules[name], save.__name__, whole)
     # torch.compile leaves this module alone, as it does with torch's own `save`
-    after_import(TRACE_RULES, functools.partial(keep_out_of_graphs, __name__))
+    after_import(TRACE_RULES, functools.partial(keep_out_of_graphs, __package__))
 
 
 def _install_in_fsspec(saver: _Saver) -> None:
