@@ -20,6 +20,7 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "cluster" / "cluster.sh"
+LIB = SCRIPT.parent / "lib"
 
 
 @pytest.fixture
@@ -325,3 +326,50 @@ def test_shellcheck_has_nothing_to_say() -> None:
     command = [program("shells", "shellcheck"), "-x", "-a", *scripts]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SCRIPT.parent)
     assert done.stdout == ""
+
+
+STORES = ("content.v1.content", "snapshotter.v1.overlayfs", "metadata.v1.bolt")
+NO_DATABASES = 'cp() { case "$*" in *.own) return 1 ;; *) command cp "$@" ;; esac; }'
+"""In the shell: the copy of a database fails."""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    """A node whose containerd has a layer and a database, and a new one."""
+    for name in ("node-1", "node-2"):
+        for folder in ("containerd", "images"):
+            (tmp_path / name / folder).mkdir(parents=True)
+    for store in STORES:
+        folder = tmp_path / "node-1" / "containerd" / f"io.containerd.{store}"
+        folder.mkdir()
+        (folder / "layer").write_text("layer")
+        (folder / "some.db").write_text("database")
+    (tmp_path / "node-1" / "images" / "localhost_image_1").write_text("stamp")
+    return tmp_path
+
+
+def kept_images(folder: Path, *commands: str) -> None:
+    script = "\n".join(("set -euo pipefail", f"CACHE={folder} DIR={folder}", f". {LIB}/kept_images.sh", *commands))
+    subprocess.run(["bash", "-c", script], check=True, timeout=60)
+
+
+def test_a_new_node_has_the_kept_images_and_databases_of_its_own(nodes: Path) -> None:
+    kept_images(nodes, "keep_images 1", f"with_kept_images {nodes}/node-2")
+    assert not list((nodes / "node-1" / "containerd").iterdir())
+    kept, new = nodes / "node-images", nodes / "node-2"
+    for store in STORES:
+        one, other = (folder / "containerd" / f"io.containerd.{store}" for folder in (kept, new))
+        assert (one / "layer").samefile(other / "layer")
+        assert not (one / "some.db").samefile(other / "some.db")
+        assert (other / "some.db").read_text() == "database"
+    assert (new / "images" / "localhost_image_1").read_text() == "stamp"
+    assert sorted(entry.name for entry in new.iterdir()) == ["containerd", "images"]
+
+
+def test_a_node_has_all_of_the_kept_images_or_none(nodes: Path) -> None:
+    """On a part of them, its containerd would write to the databases of all nodes."""
+    kept_images(nodes, "keep_images 1", NO_DATABASES, f"with_kept_images {nodes}/node-2")
+    new = nodes / "node-2"
+    assert sorted(str(entry.relative_to(new)) for entry in new.rglob("*")) == ["containerd", "images"]
+    kept_images(nodes, f"with_kept_images {new}")
+    assert (new / "images" / "localhost_image_1").exists(), "the next try has them"

@@ -8,16 +8,24 @@ readonly STORES=(io.containerd.content.v1.content io.containerd.snapshotter.v1.o
 # with_kept_images NODE_DIR: a new node begins with them. Blobs and layers are never written to, so all nodes link to the same
 # files; each has databases of its own. Where the cache is on another file system, all of it is loaded anew.
 with_kept_images() {
-  [ -d "$KEPT" ] && [ ! -e "$1/containerd/${STORES[0]}" ] || return 0
+  [ ! -e "$1/containerd/${STORES[0]}" ] || return 0
+  (
+    flock -s 8
+    rm -rf "$1/kept"
+    [ -d "$KEPT" ] && cp -al "$KEPT" "$1/kept" 2>/dev/null && own_databases "$1/kept" || exit 0
+    # in place as a whole, or not at all: a containerd on a part of them would write to the databases of all nodes
+    if rmdir "$1"/{containerd,images}; then mv "$1/kept/containerd" "$1/kept/images" "$1"; fi
+  ) 8>"$KEPT.lock"
+  rm -rf "$1/kept"
+  mkdir -p "$1"/{containerd,images}
+}
+
+# own_databases FOLDER: in place of links to those of others.
+own_databases() {
   local database
-  if cp -al "$KEPT/." "$1" 2>/dev/null; then
-    find "$1/containerd" -name '*.db' | while read -r database; do
-      cp "$database" "$database.own" && mv "$database.own" "$database"
-    done
-  else
-    rm -rf "$1"/{containerd,images}
-    mkdir "$1"/{containerd,images}
-  fi
+  while read -r database; do
+    cp "$database" "$database.own" && mv "$database.own" "$database" || return
+  done < <(find "$1" -name '*.db')
 }
 
 # only_images N: no containers, whose records stay where their processes are gone, and no image that has lost its name to another.
@@ -35,9 +43,12 @@ only_images() {
 keep_images() {
   local dir=$DIR/node-$1
   [ "$(stat -c %d "$dir")" = "$(stat -c %d "$CACHE")" ] || return 0
-  rm -rf "$KEPT.new"
-  mkdir -p "$KEPT.new/containerd"
-  mv "${STORES[@]/#/$dir/containerd/}" "$KEPT.new/containerd" && mv "$dir/images" "$KEPT.new" || return 0
-  rm -rf "$KEPT"
-  mv "$KEPT.new" "$KEPT"
+  (
+    flock 8
+    rm -rf "$KEPT.new"
+    mkdir -p "$KEPT.new/containerd"
+    mv "${STORES[@]/#/$dir/containerd/}" "$KEPT.new/containerd" && mv "$dir/images" "$KEPT.new" || exit 0
+    rm -rf "$KEPT"
+    mv "$KEPT.new" "$KEPT"
+  ) 8>"$KEPT.lock"
 }

@@ -195,7 +195,7 @@ def _install(saver: _Saver) -> None:
     for name in (SERIALIZATION, "torch"):
         if hasattr(sys.modules[name], save.__name__):
             setattr(sys.modules[name], save.__name__, whole)
-    # torch.compile leaves this module alone, as it does with torch's own `save`
+    # torch.compile leaves this package alone, as it does with torch's own `save`
     after_import(TRACE_RULES, functools.partial(keep_out_of_graphs, __package__))
 
 
