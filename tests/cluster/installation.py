@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# At once: Helm names itself as the manager of fields after its process, whose name pytest-xdist changes with each test.
+import helm_python as helm
 from tests.cluster.kube import Kubectl, describe
 from tests.kubernetes import Impossible, cluster_running, script
 from tests.support.waiting import CLUSTER_SECONDS, eventually
@@ -90,8 +92,6 @@ def operator_installed(kubectl: Kubectl, images: Images, *, chart: Path = CHART,
 
     `values` are merged over the images. What a run that was killed left behind is replaced.
     """
-    import helm_python as helm
-
     with helm.Config(kubeconfig_path=kubectl.kubeconfig, namespace=NAMESPACE) as config:
         config.uninstall(RELEASE, ignore_not_found=True, wait="watcher", timeout=300)
         system = kubectl.within(NAMESPACE)
