@@ -43,7 +43,8 @@ CAUSES = (
     ),
     Cause(
         "secret",
-        {"env": [_secret_variable("nowhere"), {"name": "OMP_NUM_THREADS", "value": "1"}]},
+        # one node, because this one trains in the end
+        {"nodes": 1, "env": [_secret_variable("nowhere"), {"name": "OMP_NUM_THREADS", "value": "1"}]},
         "CreateContainerConfigError",
         'secret "nowhere" not found',
         "Create it in the job's namespace",

@@ -16,9 +16,11 @@ from tests.cluster.kube import Kubectl, Object, describe
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 NODES = 2
-EPOCHS = 12
+EPOCHS = 6
 STEPS = EPOCHS * 23
 """1,437 digits in batches of 64 are 23 steps an epoch."""
+SMALL = ("--task-options=width=8", "--lr=0.003")
+"""A quarter of the channels, and a rate at which so few steps are enough to learn."""
 
 SNAPSHOT_STEPS = 20
 
@@ -43,7 +45,7 @@ losses = read_losses(shared / "logs" / job)
 print(json.dumps({"losses": losses, "events": lines("events.jsonl"), "snapshots": snapshots}))
 """
 
-STEP_SECONDS = 0.06
+STEP_SECONDS = 0.12
 PACED = f"""
 import time
 from ddp_trainer.tasks.digits import Digits
@@ -65,7 +67,7 @@ def digits_job(name: str = "digits", **spec: Any) -> Object:
         "kind": "DDPJob",
         "metadata": {"name": name},
         "spec": {
-            "args": ["--task=digits", f"--epochs={EPOCHS}"],
+            "args": ["--task=digits", f"--epochs={EPOCHS}", *SMALL],
             "nodes": NODES,
             # nodes of a test cluster share the cores of one machine, and threads of two gangs would wait on each other
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
@@ -123,7 +125,7 @@ class Scenario:
         spec["podTemplate"] = {"spec": template | spec.get("podTemplate", {}).get("spec", {})}
         env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/opt/paced"}
         self.apply(
-            args=["--task=paced:Paced", f"--epochs={epochs}"],
+            args=["--task=paced:Paced", f"--epochs={epochs}", *SMALL],
             env=[{"name": name, "value": value} for name, value in env.items()],
             **spec,
         )

@@ -26,6 +26,8 @@ from tests.support.waiting import CLUSTER_SECONDS, eventually
 LONG = 100000
 """Epochs, longer than any test waits: these jobs are deleted, and never finish."""
 
+HIT = 2 * SNAPSHOT_STEPS
+
 QUICK: dict[str, Any] = {"nodeLostSeconds": 1, "backoff": {"initialSeconds": 0}}
 
 
@@ -60,7 +62,7 @@ def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
         restart=QUICK | {"scope": "InPlace"},
         shutdownSeconds=SAVING_SECONDS,
     )
-    before = scenario.wait_trained(60)
+    before = scenario.wait_trained(HIT)
     with lost(victim, power=True) as died:
         alone = wait_steps(scenario, nodes=1, beyond=before["snapshot"]["step"])
         seconds = time.time() - died
@@ -100,7 +102,7 @@ def test_a_gang_that_loses_a_node_to_a_power_cut_trains_on_elsewhere(
         "labelSelector": {"matchLabels": {JOB: scenario.name}},
     }
     scenario.train(LONG, podTemplate={"spec": {"topologySpreadConstraints": [spread]}})
-    before = scenario.wait_trained(60)
+    before = scenario.wait_trained(HIT)
     assert victim in {node_of(pod) for pod in gang(scenario)}
     with lost(victim, power=True) as died:
         after = wait_steps(scenario, nodes=2, beyond=before["snapshot"]["step"], attempt=1)
@@ -130,13 +132,13 @@ def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume
         "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "preference": {"matchExpressions": [away]}}]
     }
     scenario.train(LONG, nodes=1, restart=QUICK, podTemplate={"spec": {"affinity": {"nodeAffinity": prefers}}})
-    before = scenario.wait_trained(60)
+    before = scenario.wait_trained(HIT)
     zombie = scenario.pod(0, attempt=0)
     assert zombie is not None
     assert node_of(zombie) == victim
     with lost(victim, power=False):
         # far enough for the old trainer to have come to a snapshot meanwhile
-        after = scenario.wait_trained(before["snapshot"]["step"] + 60, attempt=1)
+        after = scenario.wait_trained(before["snapshot"]["step"] + SNAPSHOT_STEPS + 10, attempt=1)
         assert after["resumedFromStep"] >= before["snapshot"]["step"]
     # its node is back, and tells how the trainer that it had lost sight of has ended
     ended = scenario.history.wait(lambda: ending_of(scenario, "digits-0-0"), "the old pod's end is reported")

@@ -17,12 +17,12 @@ from tests.cluster.test_in_place import is_ready, uid
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 NODES = 3
-STEPS = 600
+STEPS = 300
 HIT = 20
 """A snapshot is saved by then, which could be read."""
-SECONDS = 0.15
+SECONDS = 0.3
 """Of each step until the test is done with the job."""
-SLOWLY, SLOW_SECONDS = 300, 0.5
+SLOWLY, SLOW_SECONDS = 150, 1.0
 """From which step of a process on they take longer: on a slow machine, too, replacements come before the end."""
 
 TASK = f"""

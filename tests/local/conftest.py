@@ -22,6 +22,7 @@ from tests.trainer.forked.start import Forked, stop
 from ddp_trainer.contract import run_dir
 
 HERE = Path(__file__).parent
+PACED = HERE.parent / "trainer" / "launch"
 
 
 def held(at: int, epochs: int) -> dict[str, Any]:
@@ -30,6 +31,15 @@ def held(at: int, epochs: int) -> dict[str, Any]:
         "args": ["--task", "held_tasks:Held", "--task-options", f"at={at}", "--epochs", str(epochs)],
         "env": [{"name": "PYTHONPATH", "value": os.pathsep.join(map(str, (*PACKAGES, HERE)))}],
         "stall": {"minSeconds": 300},  # it stands still for as long as the test needs
+    }
+
+
+def paced(epochs: int) -> dict[str, Any]:
+    """Of the spec of a job that trains digits for as long as a test looks at it, and leaves the processor to others."""
+    options = ("--task-options", "seconds=0.03", "--task-options", "last=1000")
+    return {
+        "args": ["--task", "paced_tasks:Paced", *options, "--epochs", str(epochs)],
+        "env": [{"name": "PYTHONPATH", "value": os.pathsep.join(map(str, (*PACKAGES, PACED)))}],
     }
 
 

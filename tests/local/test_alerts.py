@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.prometheus import Prometheus, started
+from tests.local.conftest import paced
 from tests.local.test_dashboards import NAMESPACE, Watched, status_port
 from tests.packaging.test_monitors import served
 from tests.support import local_run
@@ -65,7 +66,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "well": {"nodes": 1, "entrypoint": {"script": "/mnt/shared/train.py"}},
     "faulty": {
         "nodes": 1,
-        "args": ["--task", "digits", "--epochs", "1000000"],
+        **paced(epochs=1_000_000),
         "snapshots": {"every": "1seconds"},
         "stall": {"minSeconds": 600, "maxSeconds": 1800},
         "restart": {"backoff": {"initialSeconds": 0}},

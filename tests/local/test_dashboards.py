@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.prometheus import Prometheus, started
+from tests.local.conftest import paced
 from tests.packaging.test_alerts import ALERTS
 from tests.packaging.test_dashboards import PAGES, panels
 from tests.packaging.test_monitors import served
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.local
 NAMESPACE = "team"
 SPEC = {
     "nodes": 1,
-    "args": ["--task", "digits", "--epochs", "2000"],
+    **paced(epochs=1000),
     "resources": {"limits": {"nvidia.com/gpu": 1}},
     "snapshots": {"every": "20steps"},
     "restart": {"backoff": {"initialSeconds": 0}},

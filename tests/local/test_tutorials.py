@@ -50,7 +50,7 @@ def test_a_script_with_a_snapshot_of_its_own_resumes_after_a_rank_was_killed(run
     spec = {
         "nodes": 2,
         "entrypoint": {"script": str(tmp_path / "killed.py")},
-        "args": ["200", "1"],
+        "args": ["60", "1"],
         "restart": {"backoff": {"initialSeconds": 0}},
     }
     run = run_job(spec, name="tutorial")
@@ -58,7 +58,7 @@ def test_a_script_with_a_snapshot_of_its_own_resumes_after_a_rank_was_killed(run
     text = run.text()
     assert "rank 1 was killed by SIGKILL" in text
     assert re.findall(r"Resuming training from snapshot at Epoch (\d+)", text) == ["6"]
-    assert text.count("| [GPU0] Epoch 199 ") == 1
+    assert text.count("| [GPU0] Epoch 59 ") == 1
     assert re.search(r"^Succeeded: \d+ steps, restarts 1$", text, re.M), "its steps are observed"
 
 

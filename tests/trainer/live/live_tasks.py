@@ -142,5 +142,5 @@ def await_new_rank() -> None:
         )
         if entered > decided:
             return
-        time.sleep(0.02)
+        time.sleep(0.1)
     raise AssertionError(f"no new rank came within {PATIENCE_SECONDS} s")

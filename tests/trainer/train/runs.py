@@ -39,7 +39,7 @@ RUNS: dict[int, dict[str, tuple[str, ...]]] = {
         "unused-allreduce": (*HALF_USED, "--strategy", "manual_allreduce"),
         "unused-rs-ag": (*HALF_USED, "--strategy", "manual_rs_ag"),
         "seven": (*SEVEN, "--global-batch", "4", "--max-steps", "1", "--lr", "1e-9"),
-        "learnt": ("--task", "digits", "--epochs", "12"),
+        "learnt": (*WIDTH, "--epochs", "6", "--lr", "0.003"),
         "hungry-forward": (*HUNGRY, "--task-options", "where=forward"),
         "hungry-backward": (*HUNGRY, "--task-options", "where=backward"),
         "fsdp": ("--strategy", "fsdp", *TINY, "--micro-batch", "2"),
