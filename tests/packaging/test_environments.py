@@ -5,9 +5,11 @@ Each extra is installed, from what pip builds of the repository, into an environ
 
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -33,13 +35,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def install(tmp_path_factory: pytest.TempPathFactory, wheel: Path):
     """Install extras into an environment of their own; returns its Python. torch's version is pinned as everywhere
-    else.
+    else, and it is that of this environment: pip installs what it needs besides.
     """
 
     @cache
     def install(*extras: str) -> Path:
         folder = tmp_path_factory.mktemp("-".join(extras))
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        if "trainer" in extras:
+            link_torch(folder)
         # what is run once is compiled as far as it is imported
         into = [*PIP, "--python", folder, "install", "-qq", "--no-compile"]
         requirement = f"{wheel}[{','.join(extras)}]"
@@ -47,6 +51,15 @@ def install(tmp_path_factory: pytest.TempPathFactory, wheel: Path):
         return folder / "bin" / "python"
 
     return install
+
+
+def link_torch(environment: Path) -> None:
+    """To unpack and to compile it once more takes longer than all else here."""
+    torch = distribution("torch")
+    files = {path.parts[0] for path in torch.files or () if path.parts[0] != ".."}
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    for name in files:
+        (packages / name).symlink_to(Path(str(torch.locate_file(name))).resolve())
 
 
 def modules(python: Path, *names: str) -> dict[str, bool]:
