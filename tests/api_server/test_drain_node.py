@@ -16,7 +16,7 @@ import typer
 import yaml
 from tests.api_server.harness import CLI_AGENT, REPOSITORY, Cluster, Object, Operator
 from tests.api_server.test_follow import Answer, answer_to, ddpjob
-from tests.support.command import COMMAND, to_cluster
+from tests.support.command import beside, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 
 from ddpjob_operator.cli import completion
@@ -65,7 +65,7 @@ async def drain(cluster: Cluster, node: str, *options: str) -> Answer:
 
 async def start(cluster: Cluster, node: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(*COMMAND, "drain-node", node),
+        *(*beside(), "drain-node", node),
         env=to_cluster(cluster.kubeconfig),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

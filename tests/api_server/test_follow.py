@@ -15,7 +15,7 @@ import typer
 import yaml
 from tests.api_server.harness import Cluster, Operator
 from tests.api_server.test_postmortem import fail_on_node_rank_1
-from tests.support.command import COMMAND, to_cluster
+from tests.support.command import COMMAND, beside, to_cluster
 from tests.support.terminal import all_shown
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 from typer.testing import CliRunner
@@ -48,7 +48,7 @@ async def answer_to(*arguments: str) -> Answer:
 async def alone(cluster: Cluster, *arguments: str) -> Answer:
     """The command as a process of its own."""
     process = await asyncio.create_subprocess_exec(
-        *COMMAND,
+        *beside(),
         *arguments,
         env=to_cluster(cluster.kubeconfig),
         stdout=asyncio.subprocess.PIPE,
@@ -82,7 +82,7 @@ async def started_and_stopped(cluster: Cluster, role: str, *command: str) -> dic
         return [pod for pod in pods if pod["metadata"]["labels"].get("training.ddpjob.io/role") == role]
 
     process = await asyncio.create_subprocess_exec(
-        *(*COMMAND, *command),
+        *(*beside(), *command),
         env=to_cluster(cluster.kubeconfig),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,7 +17,7 @@ import yaml
 from tests.api_server.harness import Cluster, Object, Operator
 from tests.api_server.rights import in_force
 from tests.cluster.audit import FORBID, audit_log, granted, requests
-from tests.support.command import COMMAND, to_cluster
+from tests.support.command import beside, to_cluster
 from tests.support.tiers import cannot_run
 from tests.support.waiting import PATIENCE_SECONDS, eventually_async
 from typer.testing import CliRunner
@@ -52,7 +52,7 @@ class Submitter:
     async def beside(self, command: str, *arguments: str) -> str:
         """The same in a process of its own, so that others may run meanwhile."""
         process = await asyncio.create_subprocess_exec(
-            *COMMAND,
+            *beside(),
             command,
             "-n",
             self.cluster.namespace,

@@ -30,6 +30,7 @@ from tests.cluster.turns import ALONE, BESIDE, LAST, place
 from tests.kubernetes import Impossible
 from tests.support.one_for_all import Turns, one_for_all
 from tests.support.tiers import cannot_run
+from tests.trainer.forked import start as forked
 
 HERE = Path(__file__).parent
 
@@ -45,6 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(COLD_SECONDS), append=False)  # before a timeout of its own
     items.sort(key=lambda item: place(item.path.name) if item.path.parent == HERE else place(""))
+
+
+def pytest_sessionfinish() -> None:
+    forked.stop()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.scenario import NODES, Scenario
-from tests.support.command import COMMAND, to_cluster
+from tests.support.command import beside, to_cluster
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 from tests.support.wheels import wheel
 
@@ -38,7 +38,7 @@ dist.destroy_process_group()
 def ddpjob(scenario: Scenario, folder: Path, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # nodes of a test cluster share the cores of one machine
     return subprocess.run(
-        [*COMMAND, command, "-n", scenario.kubectl.namespace, *arguments],
+        [*beside(), command, "-n", scenario.kubectl.namespace, *arguments],
         cwd=folder,
         env=to_cluster(scenario.kubectl.kubeconfig) | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.cluster.scenario import NODES, Scenario
 from tests.cluster.transcripts import TRAIN
-from tests.support.command import COMMAND, to_cluster
+from tests.support.command import COMMAND, beside, to_cluster
 from tests.support.waiting import CLUSTER_SECONDS
 
 TRAINING = ("submit", "train.py", "--nodes", str(NODES), "-e", "OMP_NUM_THREADS=1", "-d", "--", "--steps", "100000")
@@ -36,17 +36,16 @@ class Person:
         terminal = {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
         self._environment = to_cluster(scenario.kubectl.kubeconfig) | kubectl_here | terminal
 
-    def command(self, verb: str, *arguments: str) -> list[str]:
+    def words(self, verb: str, *arguments: str) -> list[str]:
         of = () if verb in OF_NO_NAMESPACE else ("-n", self.scenario.kubectl.namespace)
-        return [*COMMAND, verb, *of, *arguments]
+        return [verb, *of, *arguments]
 
     def types(self, verb: str, *arguments: str, code: int = 0) -> str:
         """What the command prints."""
         done = subprocess.run(
-            self.command(verb, *arguments),
+            [*beside(), *self.words(verb, *arguments)],
             cwd=self.folder,
             env=self._environment,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -60,7 +59,7 @@ class Person:
         """The same on a terminal of `COLUMNS` columns, until the end of the block."""
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            self.command(verb, *arguments), env=self._environment, stdin=theirs, stdout=theirs, stderr=theirs
+            [*COMMAND, *self.words(verb, *arguments)], env=self._environment, stdin=theirs, stdout=theirs, stderr=theirs
         )
         os.close(theirs)
         try:

@@ -112,14 +112,15 @@ Run = Callable[..., Started]
 
 
 @pytest.fixture
-def run_job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+def run_job(tmp_path: Path) -> Iterator[Run]:
     """Start `ddpjob run` on a spec, such as `run_job({"nodes": 2}, "--chaos", "…")`, in a folder of its own; processes
-    are new ones in modules that set FRESH, else forked.
+    are new ones if `fresh`, else forked.
     """
-    fresh = getattr(request.module, "FRESH", False)
     started: list[Started] = []
 
-    def start(spec: dict[str, Any], *options: str, name: str = "digits", stdout: int | None = None) -> Started:
+    def start(
+        spec: dict[str, Any], *options: str, name: str = "digits", stdout: int | None = None, fresh: bool = False
+    ) -> Started:
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump(job_object(name, spec)))
         output = tmp_path / f"output-{len(started)}.txt"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.local.conftest import Run, Started
-from tests.support.command import COMMAND
-from tests.support.local_run import PACKAGES, environment
+from tests.support.command import ddpjob
+from tests.support.local_run import PACKAGES
 
 pytestmark = pytest.mark.local
 
@@ -84,8 +83,7 @@ def said_once(run: Started, pattern: str) -> str:
     said = [""]
 
     def why() -> bool:
-        command = [*COMMAND, "why", "digits", "--shared", str(run.shared)]
-        said.append(subprocess.run(command, env=environment(), capture_output=True, text=True).stdout)
+        said.append(ddpjob(None, "why", "digits", "--shared", str(run.shared), check=False).stdout)
         found = re.search(pattern.replace("TIME", r"([\d.]+) (m?s)\b"), said[-1])
         return found is not None and float(found[1]) >= {"ms": 100, "s": 0.1}[found[2]]
 

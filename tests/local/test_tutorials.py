@@ -12,9 +12,6 @@ import pytest
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.local
-FRESH = True
-"""What a person starts: no process is a copy of one that has imported torch."""
-
 TUTORIALS = Path(__file__).parents[1] / "fixtures" / "tutorials"
 KILLED = """
 import os, signal, sys
@@ -71,7 +68,7 @@ def test_a_script_that_starts_its_ranks_itself_runs_in_a_job_with_one_rank(run_j
         "env": [{"name": "PORT", "value": str(free_port())}],
         "restart": {"maxRestarts": 0},
     }
-    run = run_job(spec, name="tutorial")
+    run = run_job(spec, name="tutorial", fresh=True)
     assert run.end() == 0, run.text()
     assert "Epoch 1: Train Loss: " in run.text()
     losses = re.findall(r"\[(?:ddp|allreduce|rs_ag)\] step 0005  loss (\S+)", run.text())
@@ -83,7 +80,8 @@ def test_a_script_that_starts_its_ranks_itself_runs_in_a_job_with_one_rank(run_j
 
 def test_the_smallest_script_runs_as_it_is_and_its_steps_are_seen(run_job: Any, tmp_path: Path) -> None:
     shutil.copy(TUTORIALS / "smallest.py", tmp_path)
-    run = run_job({"procsPerNode": 2, "entrypoint": {"script": str(tmp_path / "smallest.py")}}, name="smallest")
+    spec = {"procsPerNode": 2, "entrypoint": {"script": str(tmp_path / "smallest.py")}}
+    run = run_job(spec, name="smallest", fresh=True)  # as a person starts it
     assert run.end() == 0, run.text()
     assert re.findall(r"Epoch (\d) \| Loss: \d+\.\d{4} \| cpu", run.text()) == ["0", "1", "2", "3", "4"]
     status = json.loads((run.shared / "logs" / "smallest" / "status.json").read_text())["status"]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 from tests.support import forked_run
-from tests.support.command import COMMAND
-from tests.support.local_run import environment
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.command import ddpjob
 from tests.wrong_scripts import GROUPS, JOB, SCRIPTS, Row, golden, in_new_processes, ranks_per_node, run
 
 pytestmark = pytest.mark.local
@@ -71,10 +68,7 @@ def test_the_command_is_asked_about_thirty_failures() -> None:
 
 def why(shared: Path) -> str:
     """What `ddpjob why` prints of the job."""
-    command = [*COMMAND, "why", JOB, "--shared", str(shared)]
-    asked = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-    )
+    asked = ddpjob(None, "why", JOB, "--shared", str(shared))
     assert asked.stderr == ""
     return asked.stdout
 

@@ -43,6 +43,13 @@ def command(ranks: int, *arguments: str, imported: tuple[str, ...] = ()) -> list
     return [*forked, *torchrun, *forked, *arguments] if ranks else [*forked, *arguments]
 
 
+def forked(*arguments: str, imported: tuple[str, ...]) -> list[str]:
+    """What runs `-m MODULE …` in a process that has imported these and nothing else. It reads nothing, and gets the
+    signals that this one gets.
+    """
+    return [sys.executable, "-SE", str(HERE / "client.py"), _address(imported), *arguments]
+
+
 class Forked:
     """A forked process, as a subprocess.Popen: it is this very process, and it ends with this one."""
 

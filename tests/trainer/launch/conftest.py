@@ -124,12 +124,14 @@ StartPod = Callable[..., Pod]
 @starts_processes
 def start_pod(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartPod]:
     """`start_pod(script, *args, **environment)` starts a launcher whose ranks run the text `script`; processes are new
-    ones in modules that set FRESH.
+    ones if `fresh`, and in modules that set FRESH.
     """
-    fresh = getattr(request.module, "FRESH", False)
+    all_fresh = getattr(request.module, "FRESH", False)
     pods: list[Pod] = []
 
-    def start(script: str | Path, *args: str, argv: list[str] | None = None, **env: str) -> Pod:
+    def start(
+        script: str | Path, *args: str, argv: list[str] | None = None, fresh: bool = all_fresh, **env: str
+    ) -> Pod:
         directory = tmp_path / f"pod{len(pods)}"
         directory.mkdir()
         path = script if isinstance(script, Path) else directory / "train.py"

@@ -9,9 +9,6 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
-FRESH = True
-"""Each program is started as in a pod."""
-
 ALL_REDUCE = """
     import os, sys, torch, torch.distributed as dist
     from ddp_trainer.contract.heartbeat import Heartbeat
@@ -32,7 +29,8 @@ def start_gang(start_pod, script, *arguments, **env):
 
 
 def test_two_nodes_find_each_other_and_both_succeed(start_pod):
-    pods = start_gang(start_pod, ALL_REDUCE + "    dist.destroy_process_group()\n    heartbeat.enter('done')\n")
+    script = ALL_REDUCE + "    dist.destroy_process_group()\n    heartbeat.enter('done')\n"
+    pods = start_gang(start_pod, script, fresh=True)  # each program is started as in a pod
     assert [pod.wait() for pod in pods] == [0, 0], [pod.log for pod in pods]
     assert [pod.message["nodeRank"] for pod in pods] == [0, 1]
     assert {pod.message["loss"] for pod in pods} == {2.0}
@@ -43,7 +41,8 @@ def test_ranks_may_open_more_files_than_a_container_runtime_begins_with(start_po
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
     try:
-        pod = start_pod("import resource; print('files:', resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
+        # a forked one would have the limits that held when its server was started
+        pod = start_pod("import resource; print('files:', resource.getrlimit(resource.RLIMIT_NOFILE)[0])", fresh=True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
     assert pod.wait() == 0, pod.log

@@ -51,7 +51,6 @@ def test_a_run_killed_with_sigkill_resumes_to_the_same_weights_and_losses(
 
 
 def test_a_run_that_plain_torchrun_restarts_ends_with_the_same_weights_and_losses(volume, trained_once) -> None:
-    volume = replace(volume, fresh=True)
     volume.trained(2, *struck(rank=1, call=2, evaluating=True), PET_MAX_RESTARTS="1")
     (resumed,) = volume.events("resumed")
     assert resumed["step"] >= 14
