@@ -11,7 +11,7 @@ from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.kube import Object
 from tests.cluster.scenario import SNAPSHOT_STEPS, STEPS, Records, Scenario
-from tests.support.command import beside
+from tests.support.command import beside, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS
 
 HIT = STEPS // 3
@@ -39,7 +39,7 @@ def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken
     scenario.wait_phase("Running")
     kubectl = scenario.kubectl
     follow = (*beside(), "logs", "--follow", "digits", "--namespace", kubectl.namespace)
-    with Popen(follow, env=kubectl.environment(), stdout=PIPE, stderr=PIPE, text=True) as logs:
+    with Popen(follow, env=to_cluster(kubectl.kubeconfig), stdout=PIPE, stderr=PIPE, text=True) as logs:
         assert logs.stdout is not None
         before = scenario.wait_trained(HIT)  # meanwhile the command starts
         assert logs.stdout.readline().startswith("[rank ")  # it follows the first attempt

@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from click.testing import Result
+from tests.support.local_run import environment
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.forked.start import forked
 from typer.testing import CliRunner
@@ -21,16 +22,16 @@ IMPORTED = ("ddpjob_operator.cli.on_cluster", "ddpjob_operator.cli.submission", 
 
 
 def beside() -> list[str]:
-    """`ddpjob` in a process of its own, for a tenth of what a new one costs: it has no standard input, and is forked.
-
-    The tests' folder ends the process that it is forked from (`start.stop`).
+    """`ddpjob` in a process of its own, for a tenth of what a new one costs: it is forked, and has no standard input.
+    Its environment has to say where our packages are, as that of `to_cluster` does. The conftest of the tests that use
+    it ends the process which it is forked from (`start.stop`).
     """
     return forked(*COMMAND[1:], imported=IMPORTED)
 
 
 def to_cluster(kubeconfig: Path) -> dict[str, str]:
     """The environment of a command that asks that cluster."""
-    return os.environ | {"KUBECONFIG": str(kubeconfig)}
+    return environment() | {"KUBECONFIG": str(kubeconfig)}
 
 
 def ddpjob(kubeconfig: Path | None, *arguments: str, check: bool = True) -> Result:
