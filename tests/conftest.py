@@ -22,6 +22,7 @@ from tests.support.examples import QUICK
 from tests.support.leftovers import end, leftovers, name_this_run
 from tests.support.starting import NoProcess
 from tests.support.tiers import required_tiers
+from tests.trainer.forked import start as forked
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -71,6 +72,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     yield
     if hasattr(session.config, "workerinput"):
         return
+    forked.clear()
     if left := leftovers():
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         reporter.section("still running: what a test starts ends with it", red=True)

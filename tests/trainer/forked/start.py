@@ -5,6 +5,7 @@ imported.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -14,9 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+from tests.support.leftovers import VARIABLE
+from tests.support.one_for_all import one_for_all
 from tests.support.waiting import eventually
 
 HERE = Path(__file__).parent
@@ -33,7 +38,7 @@ TORCH = (
 LIBRARIES = ("transformers.trainer", "transformers.models.bert.modeling_bert", "lightning.pytorch", "accelerate")
 RUNS = (*TORCH, "tests.support.local_run")
 """For `ddpjob run`; launchers and ranks that it starts find nothing of their own imported."""
-_servers: list[subprocess.Popen[bytes]] = []
+_servers = ExitStack()
 
 
 def command(ranks: int, *arguments: str, imported: tuple[str, ...] = ()) -> list[str]:
@@ -103,23 +108,42 @@ class Forked:
 
 @cache
 def _address(imported: tuple[str, ...]) -> str:
-    """Of the server that has imported these."""
-    address = Path(tempfile.mkdtemp(prefix="ranks-"), "socket")
+    """Of the server that has imported these, which all workers of a test run share."""
+    folder = _folder()
+    folder.mkdir(exist_ok=True)
+    name = hashlib.sha256(" ".join(imported).encode()).hexdigest()[:12]
+    address: str = _servers.enter_context(one_for_all(folder, name, lambda: _server(folder / name, imported)))
+    return address
+
+
+@contextmanager
+def _server(address: Path, imported: tuple[str, ...]) -> Iterator[str]:
     server = subprocess.Popen(
         [sys.executable, str(HERE / "server.py"), str(address), *imported],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, PACKAGES))},
         stdin=subprocess.PIPE,
     )
-    _servers.append(server)
-    eventually(lambda: address.exists() or server.poll() is not None, "the server of forked ranks")
-    assert server.poll() is None
-    return str(address)
+    try:
+        eventually(lambda: address.exists() or server.poll() is not None, "the server of forked ranks")
+        assert server.poll() is None
+        yield str(address)
+    finally:
+        server.communicate()
+        address.unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir(), f"forked-{os.environ.get(VARIABLE, os.getpid())}")
 
 
 def stop() -> None:
-    """End them. One whose pytest has been killed ends as well: its standard input does."""
-    while _servers:
-        server = _servers.pop()
-        server.communicate()
-        shutil.rmtree(Path(str(server.args[2])).parent)  # type: ignore[index]
+    """End those of this process, once no other worker uses them. One whose pytest has been killed ends as well: its
+    standard input does.
+    """
+    _servers.close()
     _address.cache_clear()
+
+
+def clear() -> None:
+    """Remove what the servers of a run had in common, after the last worker."""
+    shutil.rmtree(_folder(), ignore_errors=True)
