@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
-from tests.support.leftovers import VARIABLE
+from tests.support.leftovers import VARIABLE, name_this_run
 from tests.support.one_for_all import one_for_all
 from tests.support.waiting import eventually
 
@@ -110,7 +110,7 @@ class Forked:
 def _address(imported: tuple[str, ...]) -> str:
     """Of the server that has imported these, which all workers of a test run share."""
     folder = _folder()
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     name = hashlib.sha256(" ".join(imported).encode()).hexdigest()[:12]
     address: str = _servers.enter_context(one_for_all(folder, name, lambda: _server(folder / name, imported)))
     return address
@@ -133,7 +133,8 @@ def _server(address: Path, imported: tuple[str, ...]) -> Iterator[str]:
 
 
 def _folder() -> Path:
-    return Path(tempfile.gettempdir(), f"forked-{os.environ.get(VARIABLE, os.getpid())}")
+    name_this_run()  # a program of its own may not have
+    return Path(tempfile.gettempdir(), f"forked-{os.environ[VARIABLE]}")
 
 
 def stop() -> None:
