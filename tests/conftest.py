@@ -46,6 +46,7 @@ DURATIONS = pytest.StashKey[Durations]()
 def pytest_configure(config: pytest.Config) -> None:
     """A wrong DDPJOB_REQUIRE is said before any test, and not by the tests that happen to skip."""
     required_tiers()
+    gc.disable()  # until all tests are imported, and torch with them
     name_this_run()
     # in the background of a script it is ignored, and so it would be by every command that a test sends Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,8 +63,8 @@ def pytest_collection_finish() -> None:
     """Modules and test items stay to the end: the collector need not go through them again and again, which took most
     of the time of tests that make many objects.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -103,10 +103,12 @@ def remember_modules() -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()
     for name in sys.argv[2:]:
         importlib.import_module(name)
     remember_modules()
     gc.freeze()  # a process that ends does not look through all of torch for garbage
+    gc.enable()
     children.fork_children()
     address = socket.socket(socket.AF_UNIX)
     unseen = Path(f"{sys.argv[1]}.new")

@@ -1,11 +1,13 @@
-"""Calls that wait for a module to be imported: torch takes seconds, and a script may never import it."""
+"""What is done when a module is imported: torch takes seconds, and a script may never import it."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import multiprocessing.process
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
@@ -16,9 +18,22 @@ def after_import(name: str, action: Callable[[], None]) -> Callable[[], None]:
     if name in sys.modules:
         action()
         return lambda: None
-    finder = _ImportedOnce(name, action)
+    return while_importing(name, partial(_then, action))
+
+
+def while_importing(name: str, context: Callable[[], AbstractContextManager[None]]) -> Callable[[], None]:
+    """Import the module `name` within such a context, unless it has been. Returns what takes that back."""
+    if name in sys.modules:
+        return lambda: None
+    finder = _ImportedOnce(name, context)
     sys.meta_path.insert(0, finder)
     return finder.remove
+
+
+@contextmanager
+def _then(action: Callable[[], None]) -> Iterator[None]:
+    yield
+    action()
 
 
 def after_import_in_all_processes(name: str, action: Callable[[], None]) -> None:
@@ -50,11 +65,11 @@ class _WithAction:
 
 
 class _ImportedOnce(MetaPathFinder):
-    """Finds one module as the other finders do, and calls `action` when it has been executed."""
+    """Finds one module as the other finders do, and executes it within a context."""
 
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
+    def __init__(self, name: str, context: Callable[[], AbstractContextManager[None]]) -> None:
         self._name = name
-        self._action = action
+        self._context = context
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -73,8 +88,8 @@ class _ImportedOnce(MetaPathFinder):
             # the loader belongs to the module from now on, and answers for itself
             vars(loader).pop("exec_module", None)
             self.remove()
-            execute(module)
-            self._action()
+            with self._context():
+                execute(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

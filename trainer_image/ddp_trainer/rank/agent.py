@@ -31,6 +31,7 @@ from ddp_trainer.contract.run_dir import (
     reserve_agent_report,
     write_agent_report,
 )
+from ddp_trainer.rank.garbage import import_torch_without_collections
 
 TRY_SECONDS = 1.0
 PAUSE_SECONDS = 0.1
@@ -61,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
     die_with(own.launcher_pid)
     os.environ["DDPJOB_AGENT_PID"] = str(os.getpid())
     # torch takes seconds to import; by now this process already ends with the launcher
+    import_torch_without_collections()
     try:
         from torch.distributed import DistNetworkError, DistStoreError
         from torch.distributed import run as torchrun

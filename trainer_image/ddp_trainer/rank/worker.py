@@ -42,6 +42,7 @@ from ddp_trainer.contract.standard_error import say
 from ddp_trainer.rank import live_scripts
 from ddp_trainer.rank.destroyed_groups import keep_destroyed_groups
 from ddp_trainer.rank.failures import behind_exit, call_hook, failed
+from ddp_trainer.rank.garbage import import_torch_without_collections
 from ddp_trainer.rank.observe import ScriptObserver, observe
 from ddp_trainer.rank.own_groups import guard
 from ddp_trainer.rank.stop_request import is_asked_to_stop, preempted_after
@@ -65,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
         die_with(own.agent_pid)
     assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
     _register(own.run_dir, own.rank, own.local_rank)
+    import_torch_without_collections()
     failure: BaseException | None = None
     is_printed = False
     own_script = not _is_built_in(argv[0], argv[1])
