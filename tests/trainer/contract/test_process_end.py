@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.trainer.contract.one_rank import run_rank
 from ddp_trainer.contract import process_end, unfinished
 from ddp_trainer.contract.outcomes import read_outcomes
 from ddp_trainer.contract.process_end import GLOO_THREADS, await_gloo
-from ddp_trainer.contract.processes import is_active
 
 ROOT = Path(__file__).parents[3]
 PR_SET_NAME = 15
@@ -245,12 +243,31 @@ def test_a_process_outlasts_the_helpers_that_it_ends(monkeypatch: pytest.MonkeyP
     assert (of_helper.goes_on(), unfinished.of_this_process().goes_on()) == (False, True)
 
 
+LOOKS = """
+import sys, time
+from ddp_trainer.contract import unfinished
+from ddp_trainer.contract.processes import is_active
+
+before, began = unfinished.used_here(), time.thread_time()
+while time.thread_time() < began + 0.3:
+    open("file", "rb").read()
+sys.exit("it counts" if is_active(before, unfinished.used_here(), 10.0) else 0)
+"""
+
+
+@pytest.mark.processes
 def test_what_looks_at_this_process_does_not_count_as_its_work(tmp_path: Path) -> None:
+    """In a process of its own: below this one is the server of forked processes, which other workers use too."""
     (tmp_path / "file").write_bytes(bytes(1 << 20))
-    before, began = unfinished.used_here(), time.thread_time()
-    while time.thread_time() < began + 0.3:
-        (tmp_path / "file").read_bytes()
-    assert not is_active(before, unfinished.used_here(), 10.0)
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOKS],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "trainer_image")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert looked.returncode == 0, looked.stderr
 
 
 def test_an_exit_handler_waits_for_threads_of_gloo_that_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
