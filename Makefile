@@ -42,18 +42,19 @@ check-oldest: build/oldest/.installed  ## the tests of `check` with the oldest v
 busy-test: $(VENV)/.dev tools  ## `make test` five times beside four busy processes; prints time and counts of each run
 	$(BIN)/python -m tests.support.busy
 
-# Workers of pytest-xdist would each import torch and collect all tests, which takes a third of the time.
+# Workers of pytest-xdist would each import torch and collect all tests, which takes a third of the time. The first two
+# parts do not import it.
 IN_PROCESS := $(PYTEST) -q -m "not processes" --hypothesis-profile=quick
 check-core: $(VENV)/.dev
 	$(IN_PROCESS) $(addprefix tests/unit/,core simulation cli page)
 check-unit: $(VENV)/.dev
-	$(IN_PROCESS) tests/unit $(addprefix --ignore=tests/unit/,core simulation cli page)
+	$(IN_PROCESS) tests/unit $(addprefix --ignore=tests/unit/,core simulation cli page contracts)
 check-rank: $(VENV)/.dev
 	$(IN_PROCESS) $(addprefix tests/trainer/,rank integrations client train)
 check-trainer: $(VENV)/.dev
 	$(IN_PROCESS) tests/trainer $(addprefix --ignore=tests/trainer/,rank integrations client train live)
-check-live: $(VENV)/.dev  # waits most of the time
-	$(IN_PROCESS) tests/trainer/live
+check-live: $(VENV)/.dev  # waits most of the time, which leaves it some for the contracts
+	$(IN_PROCESS) tests/trainer/live tests/unit/contracts
 
 test-unit: $(VENV)/.dev tools  ## all of tests/unit, no process of the trainer: two minutes on one core
 	$(PYTEST) -q tests/unit
