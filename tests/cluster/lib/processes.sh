@@ -28,13 +28,12 @@ is_running() {
 
 STARTED=()
 
-# start NAME COMMAND…: nothing happens where it runs already. GOGC: Go collects garbage less often, which saves 7 % of an API
-# server's processor time.
+# start NAME COMMAND…: nothing happens where it runs already.
 start() {
   local name=$1 pid
   shift
   pid_of "$name" >/dev/null && return
-  GOGC=400 setsid nohup "$@" >>"$DIR/logs/$name.log" 2>&1 </dev/null 9>&- &
+  setsid nohup "$@" >>"$DIR/logs/$name.log" 2>&1 </dev/null 9>&- &
   pid=$!
   echo "$pid $(started_at "$pid")" >"$DIR/run/$name.pid"
   STARTED+=("$name")
