@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,20 @@ def remember_modules() -> None:
     inspect.modulesbyfile[runpy.run_path.__code__.co_filename] = runpy.__name__
 
 
+def leave_at_exit() -> None:
+    """A process that ends does not finalize what was imported before it was forked. torch would take all its operators
+    apart, which copies more of the memory that is shared with this process than all that most of them do.
+    """
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
+
+
 if __name__ == "__main__":
     gc.disable()
     for name in sys.argv[2:]:
         importlib.import_module(name)
     remember_modules()
+    leave_at_exit()
     gc.freeze()  # a process that ends does not look through all of torch for garbage
     gc.enable()
     children.fork_children()
