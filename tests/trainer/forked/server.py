@@ -117,7 +117,9 @@ if __name__ == "__main__":
         importlib.import_module(name)
     remember_modules()
     leave_at_exit()
-    gc.freeze()  # a process that ends does not look through all of torch for garbage
+    # A process that ends does not look through all of torch for garbage, nor a rank for files: that would copy it all.
+    gc.freeze()
+    gc.unfreeze = lambda: None  # type: ignore[assignment]
     gc.enable()
     children.fork_children()
     address = socket.socket(socket.AF_UNIX)

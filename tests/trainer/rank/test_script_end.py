@@ -401,31 +401,3 @@ def test_what_ends_a_script_with_hydra_is_its_exception_and_not_the_exit_that_fo
     assert (ended.returncode, outcome["exitCode"], outcome["reason"]) == (1, 1, reason)
     assert outcome["message"] == (tmp_path / "seen").read_text() == "bad sample 17"
     assert ended.stderr.count("Traceback") == 1, ended.stderr
-
-
-FROZEN = """
-import gc, sys
-from ddp_trainer.contract import open_files
-
-gc.freeze()
-open_files.leave_out_frozen()
-file = open("text", "w")
-file.write("all of it")
-open_files.write_out(is_last=False)
-print(gc.get_freeze_count() > 0, open("text").read())
-file.write(", and more")
-gc.freeze()
-open_files.write_out(is_last=False)
-print(gc.get_freeze_count() > 0, open("text").read())
-"""
-
-
-@pytest.mark.processes
-def test_only_what_a_script_has_frozen_is_looked_through_for_its_files(tmp_path: Path) -> None:
-    """What was frozen before has none, and may be all of torch: it takes longer than the rest of the end."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "trainer_image")}
-    command = [sys.executable, "-c", FROZEN]
-    looked = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
-    )
-    assert looked.stdout.splitlines() == ["True all of it", "False all of it, and more"], looked.stderr

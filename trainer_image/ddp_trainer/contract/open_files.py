@@ -25,25 +25,20 @@ _WRITTEN_AT_THE_END: Final = {
 
 
 _kept: list[Any] = []
-_frozen_before = 0
-
-
-def leave_out_frozen() -> None:
-    """Before a script begins: nothing that is frozen by now (`gc.freeze`) is a file of it."""
-    global _frozen_before
-    _frozen_before = gc.get_freeze_count()
 
 
 def keep_archives() -> None:
     """Before objects are destructed, in whatever order: an archive is closed after its parts, by `write_out`."""
-    _kept[:] = _archives(_objects())
+    gc.unfreeze()
+    _kept[:] = _archives(gc.get_objects())
 
 
 def write_out(*, is_last: bool) -> None:
     """Write all of it, as far as that can be done; raises nothing. An archive or a compressed file has its end, and is
     closed, once nothing else runs (`is_last`).
     """
-    objects = _objects()
+    gc.unfreeze()  # objects that are frozen are not listed
+    objects = gc.get_objects()
     archives = _archives(objects) if is_last else []
     _close(archives)
     files = _of_kinds(objects, (io.IOBase,))
@@ -55,12 +50,6 @@ def write_out(*, is_last: bool) -> None:
             else:
                 file.flush()
     _close(archives)  # a part that was open has kept its zip file open
-
-
-def _objects() -> list[Any]:
-    if gc.get_freeze_count() > _frozen_before:
-        gc.unfreeze()  # what is frozen is not listed
-    return gc.get_objects()
 
 
 def _close(archives: Iterable[Any]) -> None:

@@ -67,7 +67,6 @@ def main(argv: Sequence[str]) -> int:
     assert own.run_dir is not None, "DDPJOB_RUN_DIR is not set: the launcher starts this module"
     _register(own.run_dir, own.rank, own.local_rank)
     import_torch_without_collections()
-    open_files.leave_out_frozen()
     failure: BaseException | None = None
     is_printed = False
     own_script = not _is_built_in(argv[0], argv[1])
