@@ -14,8 +14,8 @@ from tests.cluster.scenario import SNAPSHOT_STEPS, STEPS, Records, Scenario
 from tests.support.command import beside, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS
 
-HIT = STEPS // 3
-"""The step from which on a job is hit: far from both ends."""
+HITS = (STEPS // 4, STEPS // 2, 3 * STEPS // 4)
+"""The steps from which on a job is hit: far from both ends, and each attempt has saved a snapshot before."""
 
 SAVING_SECONDS = 120
 """A snapshot that waits for a busy disk may take longer than the default of shutdownSeconds; then ranks are killed."""
@@ -34,51 +34,51 @@ while True:
 
 
 @pytest.mark.fault(28)
-def test_a_killed_rank_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.train()
+def test_each_hit_of_a_gang_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
+    """One job, a rank of which is killed, and which loses a pod without grace, and then the first one with it."""
+    scenario.train(shutdownSeconds=SAVING_SECONDS)
     scenario.wait_phase("Running")
     kubectl = scenario.kubectl
     follow = (*beside(), "logs", "--follow", "digits", "--namespace", kubectl.namespace)
     with Popen(follow, env=to_cluster(kubectl.kubeconfig), stdout=PIPE, stderr=PIPE, text=True) as logs:
         assert logs.stdout is not None
-        before = scenario.wait_trained(HIT)  # meanwhile the command starts
+        reported = [scenario.wait_trained(HITS[0])]  # meanwhile the command starts
         assert logs.stdout.readline().startswith("[rank ")  # it follows the first attempt
         scenario.kill_rank(0)
-        failure = scenario.wait_phase("Succeeded")["lastFailure"]
+        reported.append(scenario.wait_trained(HITS[1], attempt=1))
+        scenario.delete_pod(1, *FORCE, attempt=1)
+        reported.append(scenario.wait_trained(HITS[2], attempt=2))
+        scenario.delete_pod(0, attempt=2)
+        status = scenario.wait_phase("Succeeded")
         out, err = logs.communicate(timeout=PATIENCE_SECONDS)
-    assert (logs.returncode, "attempt 1 begins" in err) == (0, True), err
+    assert logs.returncode == 0, err
+    assert [f"attempt {attempt} begins" in err for attempt in (1, 2, 3)] == [True] * 3, err
     assert f"[rank 0] finished after {STEPS} steps" in out
-    assert (failure["attempt"], failure["nodeRank"], failure["rank"]) == (0, 0, 0)
-    assert (failure["reason"], failure["podName"]) == ("WorkerKilled", "digits-0-0")
-    assert "SIGKILL" in failure["message"]
-    assert failure["advice"]
-    records = assert_same_as(unbroken, scenario)
-    resumed = assert_resumed(scenario, records, before)
-    assert resumed % SNAPSHOT_STEPS == 0
 
+    assert (status["attempt"], status["restarts"]) == (3, 3)
+    assert [(failure["attempt"], failure["podName"], failure["reason"]) for failure in status["failures"]] == [
+        (0, "digits-0-0", "WorkerKilled"),
+        (1, "digits-1-1", "PodDeleted"),
+        (2, "digits-2-0", "PodDeleted"),
+    ]
+    assert [failure["nodeRank"] for failure in status["failures"]] == [0, 1, 0]
+    killed = status["failures"][0]
+    assert killed["rank"] == 0
+    assert "SIGKILL" in killed["message"]
+    assert status["lastFailure"]["advice"]
+    assert untrue_steps(scenario.statuses) == []
+    assert nodes_with_two_pods(scenario.history.changes) == []
 
-def test_a_pod_deleted_by_force_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.train()
-    before = scenario.wait_trained(HIT)
-    scenario.delete_pod(1, *FORCE)
-    failure = scenario.wait_phase("Succeeded")["lastFailure"]
-    assert (failure["attempt"], failure["nodeRank"], failure["podName"]) == (0, 1, "digits-0-1")
-    assert failure["reason"] == "PodDeleted"
-    records = assert_same_as(unbroken, scenario)
-    assert_resumed(scenario, records, before)
-
-
-def test_deleting_the_first_node_costs_one_restart_and_no_bit(scenario: Scenario, unbroken: Unbroken) -> None:
-    scenario.train(shutdownSeconds=SAVING_SECONDS)
-    before = scenario.wait_trained(HIT)
-    scenario.delete_pod(0)
-    failure = scenario.wait_phase("Succeeded")["lastFailure"]
-    assert (failure["attempt"], failure["nodeRank"], failure["podName"]) == (0, 0, "digits-0-0")
-    assert failure["reason"] == "PodDeleted"
-    records = assert_same_as(unbroken, scenario)
-    resumed = assert_resumed(scenario, records, before)
-    # it had its grace, and used it: the gang saved the step that it was at
-    assert records.snapshots[resumed]["kind"] == "preempted"
+    records = scenario.records()
+    assert records.trajectory == unbroken.records.trajectory
+    assert records.weights == unbroken.records.weights
+    resumed = resumed_steps(records, attempts=3)
+    assert resumed[0] % SNAPSHOT_STEPS == 0
+    # the pod that was deleted last had its grace, and used it: the gang saved the step that it was at
+    assert records.snapshots[resumed[2]]["kind"] == "preempted"
+    # what the trainer reported before each hit was on the volume
+    assert all(report["snapshot"]["step"] <= step for report, step in zip(reported, resumed, strict=True))
+    assert {termination_message(pod)["resumedFromStep"] for pod in scenario.pods(attempt=3)} == {resumed[2]}
 
 
 @pytest.mark.fault(30)
@@ -125,32 +125,19 @@ def test_a_rank_above_the_memory_limit_is_counted_and_explained(scenario: Scenar
     assert failed["reason"] in ("RepeatedFailure", "BackoffLimitExceeded")
 
 
-def assert_same_as(unbroken: Unbroken, scenario: Scenario) -> Records:
-    """One restart, counted once; the losses of all steps and the final weights are those of the unbroken run."""
-    status = scenario.status
-    assert (status["attempt"], status["restarts"]) == (1, 1)
-    assert untrue_steps(scenario.statuses) == []
-    assert nodes_with_two_pods(scenario.history.changes) == []
-    records = scenario.records()
-    assert records.trajectory == unbroken.records.trajectory
-    assert records.weights == unbroken.records.weights
-    return records
-
-
-def assert_resumed(scenario: Scenario, records: Records, before: dict[str, Any]) -> int:
-    """The step that attempt 1 resumed after: that of a snapshot which attempt 0 saved, and all records agree on it.
-
-    `before` is what the trainer reported before it was hit.
+def resumed_steps(records: Records, attempts: int) -> list[int]:
+    """The steps that attempts 1, 2… resumed after: those of snapshots that the attempt before had saved, and no step
+    before them is of a later attempt.
     """
-    resumed = records.event("resumed", attempt=1)
-    assert resumed, records.events
-    step = int(resumed["step"])
-    assert records.snapshots[step]["attempt"] == 0
-    assert before["snapshot"]["step"] <= step < STEPS
-    assert {line["attempt"] for line in records.losses if line["step"] <= step} == {0}
-    assert {line["attempt"] for line in records.losses if line["step"] > step} == {1}
-    assert {termination_message(pod)["resumedFromStep"] for pod in scenario.pods(attempt=1)} == {step}
-    return step
+    steps = []
+    for attempt in range(1, attempts + 1):
+        resumed = records.event("resumed", attempt)
+        assert resumed, records.events
+        steps.append(int(resumed["step"]))
+        assert records.snapshots[steps[-1]]["attempt"] == attempt - 1
+    trained = [(line["step"], line["attempt"]) for line in records.losses]
+    assert trained == [(step, sum(step > resumed for resumed in steps)) for step, _ in trained]
+    return steps
 
 
 def termination_message(pod: Object) -> dict[str, Any]:

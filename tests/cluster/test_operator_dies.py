@@ -34,41 +34,10 @@ def wait_another(kubectl: Kubectl, pod: str) -> str:
     )
 
 
-def test_training_does_not_notice_that_the_operator_died(
+def test_a_job_goes_on_whenever_its_operator_dies_and_each_failure_counts_once(
     scenario: Scenario, operator: Operator, unbroken: Unbroken
 ) -> None:
-    scenario.train()
-    scenario.wait_phase("Running")
-    scenario.wait_trained(STEPS // 8)
-    wait_another(operator.kubectl, kill_operator(operator.kubectl))
-    status = scenario.wait_phase("Succeeded")
-    assert (status["attempt"], status["restarts"]) == (0, 0)
-    assert untrue_steps(scenario.statuses) == []
-    assert nodes_with_two_pods(scenario.history.changes) == []
-    assert scenario.records().weights == unbroken.records.weights
-
-
-def test_an_operator_that_dies_together_with_a_rank_is_followed_by_one_that_counts_one_restart(
-    scenario: Scenario, operator: Operator, unbroken: Unbroken
-) -> None:
-    scenario.train()
-    scenario.wait_trained(STEPS // 3)
-    leader = wait_operator(operator.kubectl)
-    scenario.kill_rank(1)
-    # whether it has seen the failure, has it on record or has begun to act on it: what is left is the next one's
-    operator.kubectl.delete("pod", leader, *FORCE)
-    status = scenario.wait_phase("Succeeded")
-    assert (status["attempt"], status["restarts"]) == (1, 1)
-    assert status["lastFailure"]["rank"] == 1
-    assert untrue_steps(scenario.statuses) == []
-    assert nodes_with_two_pods(scenario.history.changes) == []
-    records = scenario.records()
-    assert (records.trajectory, records.weights) == (unbroken.records.trajectory, unbroken.records.weights)
-
-
-def test_a_gang_that_breaks_while_there_is_no_operator_restarts_when_it_is_back(
-    scenario: Scenario, operator: Operator, unbroken: Unbroken
-) -> None:
+    """One job: a rank dies while there is no operator, another one together with it; then the operator dies alone."""
     scenario.train()
     # early, because training goes on while the operator leaves
     scenario.wait_trained(STEPS // 8)
@@ -85,9 +54,21 @@ def test_a_gang_that_breaks_while_there_is_no_operator_restarts_when_it_is_back(
         )
     finally:
         operator.kubectl.run("scale", "deployment", "--all", "--replicas=1")
+
+    scenario.wait_trained(STEPS // 2, attempt=1)
+    leader = wait_operator(operator.kubectl)
+    scenario.kill_rank(1, attempt=1)
+    # whether it has seen the failure, has it on record or has begun to act on it: what is left is the next one's
+    operator.kubectl.delete("pod", leader, *FORCE)
+
+    scenario.wait_trained(3 * STEPS // 4, attempt=2)
+    wait_another(operator.kubectl, kill_operator(operator.kubectl))
     status = scenario.wait_phase("Succeeded")
-    assert (status["attempt"], status["restarts"]) == (1, 1)
-    assert (status["lastFailure"]["reason"], status["lastFailure"]["rank"]) == ("WorkerKilled", 0)
+    assert (status["attempt"], status["restarts"]) == (2, 2), "training does not notice that its operator died"
+    first, second = status["failures"]
+    assert (first["attempt"], first["rank"], first["reason"]) == (0, 0, "WorkerKilled")
+    assert (second["attempt"], second["rank"]) == (1, 1)
     assert untrue_steps(scenario.statuses) == []
     assert nodes_with_two_pods(scenario.history.changes) == []
-    assert scenario.records().weights == unbroken.records.weights
+    records = scenario.records()
+    assert (records.trajectory, records.weights) == (unbroken.records.trajectory, unbroken.records.weights)
