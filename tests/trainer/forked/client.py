@@ -38,6 +38,7 @@ def main(address: str, *command: str) -> int:
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     sys.exit(code)

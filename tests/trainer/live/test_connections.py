@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 from tests.support.waiting import PATIENCE_SECONDS
+from tests.trainer.forked import start as forked
 from torch.distributed import ProcessGroup, Work
 
 from ddp_trainer.contract.messages import peer_lost
@@ -64,7 +64,7 @@ del awaited, group
 def test_a_rank_goes_on_at_once(tmp_path: Path, case: str) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(tmp_path)]
+    command = [*forked.command(0, str(script)), str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank), case], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     try:
         printed, _ = ranks[0].communicate(timeout=PATIENCE_SECONDS)  # the timeout of the group is 1,000 s

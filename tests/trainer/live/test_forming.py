@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS
+from tests.trainer.forked import start as forked
 
 SCRIPT = """
 import sys, time
@@ -45,7 +45,7 @@ def test_a_newcomer_forms_the_group_with_one_that_failed_to_form_the_view_before
     """torch counts each group that a process begins to form, and meets under this number: a newcomer has begun none."""
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(tmp_path / "views")]
+    command = [*forked.command(0, str(script)), str(tmp_path / "views")]
     port = str(free_port())
     ranks = [subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     try:

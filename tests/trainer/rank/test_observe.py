@@ -768,7 +768,7 @@ optimizer.step()
 def test_a_rank_observes_its_script_unless_the_job_says_not_to(
     variables: dict[str, str], steps: list[int], tmp_path: Path
 ) -> None:
-    ended = run_rank(PLAIN_SCRIPT, tmp_path, **variables)
+    ended = run_rank(PLAIN_SCRIPT, tmp_path, has_torch=True, **variables)
     assert ended.returncode == 0, ended.stderr
     assert [beat["step"] for beat in read_heartbeats(tmp_path / "run")] == steps
 

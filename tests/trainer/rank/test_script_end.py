@@ -101,7 +101,7 @@ tar.add("whole")
 @pytest.mark.processes
 def test_an_archive_is_finished_once_where_groups_take_longer_to_be_destroyed(tmp_path: Path) -> None:
     (tmp_path / "whole").write_text("text")
-    ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){SLOWLY_DESTROYED}", tmp_path)
+    ended = run_rank(f"import os; os.chdir({str(tmp_path)!r}){SLOWLY_DESTROYED}", tmp_path, has_torch=True)
     assert ended.returncode == 0, ended.stderr
     with tarfile.open(tmp_path / "slow.tar") as found:
         assert found.getnames() == ["whole"]
@@ -153,7 +153,7 @@ upload.itself = upload
 
 @pytest.mark.processes
 def test_a_file_may_take_its_time_once_the_groups_are_destroyed(tmp_path: Path) -> None:
-    ended = run_rank(UPLOADS, tmp_path)
+    ended = run_rank(UPLOADS, tmp_path, has_torch=True)
     assert (ended.returncode, ended.stdout) == (0, "uploaded\n"), ended.stderr
 
 
@@ -337,7 +337,8 @@ GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 def test_the_hook_of_a_script_sees_the_exception_that_ends_it(
     last: str, before: str, said: str, tmp_path: Path
 ) -> None:
-    ended = run_rank(HOOK.format(last=last) + before + "raise ValueError('bad sample 17')", tmp_path)
+    script = HOOK.format(last=last) + before + "raise ValueError('bad sample 17')"
+    ended = run_rank(script, tmp_path, has_torch=bool(before))
     (outcome,) = read_outcomes(tmp_path / "run")
     assert ended.stdout == "ValueError bad sample 17 raise ValueError('bad sample 17')\n"
     assert (ended.returncode, outcome["exitCode"]) == (1, 1)
@@ -351,7 +352,7 @@ def test_no_hook_sees_the_exit_of_a_script_and_that_of_torch_repeats_no_tracebac
     last_line: str, tmp_path: Path
 ) -> None:
     hook = "" if "raise" in last_line else HOOK.format(last="")
-    ended = run_rank(f"import sys\n{hook}{last_line}", tmp_path)
+    ended = run_rank(f"import sys\n{hook}{last_line}", tmp_path, has_torch=GROUP in last_line)
     assert ended.stdout == ""
     assert ended.stderr.count("Traceback") == last_line.count("raise")
 

@@ -62,7 +62,7 @@ def test_a_file_is_whole_where_sigterm_comes_while_it_is_written(
     lines: str, code: int, printed: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "snapshot.pt"
-    ended = run_rank(f"PATH = {str(path)!r}\n{SAVES}\n{lines}\nprint('end')", tmp_path)
+    ended = run_rank(f"PATH = {str(path)!r}\n{SAVES}\n{lines}\nprint('end')", tmp_path, has_torch=True)
     assert ended.returncode == code, ended.stderr
     assert ended.stdout.removesuffix("end\n") == printed
     assert torch.equal(torch.load(path, weights_only=False)["last"], torch.ones(3))
@@ -96,12 +96,12 @@ def test_a_rank_killed_while_it_saves_leaves_the_old_file_and_the_next_one_clear
     saves = tmp_path / "saves"
     saves.mkdir()
     path = saves / "snapshot.pt"
-    ended = run_rank(f"PATH = {str(path)!r}\n{KILLED}\n{lines}", tmp_path)
+    ended = run_rank(f"PATH = {str(path)!r}\n{KILLED}\n{lines}", tmp_path, has_torch=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert torch.equal(torch.load(path), torch.ones(3))
     (left,) = set(saves.iterdir()) - {path}
     assert left.name.startswith(".ddpjob-saving-training-rank0-")
-    ended = run_rank(f"import torch; torch.save(torch.zeros(3), {str(path)!r})", tmp_path)
+    ended = run_rank(f"import torch; torch.save(torch.zeros(3), {str(path)!r})", tmp_path, has_torch=True)
     assert ended.returncode == 0, ended.stderr
     assert list(saves.iterdir()) == [path]
     assert torch.equal(torch.load(path), torch.zeros(3))
@@ -124,7 +124,7 @@ for values in (torch.ones(3), torch.zeros(1 << 20)):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     Path(PATH).write_bytes(buffer.getvalue())
 """
-    ended = run_rank(f"PATH = {str(path)!r}\n{lines}", tmp_path)
+    ended = run_rank(f"PATH = {str(path)!r}\n{lines}", tmp_path, has_torch=True)
     assert ended.returncode == -signal.SIGXFSZ, ended.stderr
     assert torch.equal(torch.load(path), torch.ones(3))
 
@@ -151,11 +151,11 @@ def test_a_rank_killed_while_composer_saves_leaves_no_part_of_a_checkpoint(tmp_p
     first, second = saves / "ep0-ba1-rank0.pt", saves / "ep0-ba2-rank0.pt"
     composer = f"import torch\nfrom composer.utils import checkpoint\nPATH, SECOND = {str(first)!r}, {str(second)!r}\n"
     save = "checkpoint._write_checkpoint_file(state_dict={}, filename=SECOND)"
-    ended = run_rank(f"{composer}{KILLED}\n{save.format('[torch.zeros(3), Kills()]')}", tmp_path)
+    ended = run_rank(f"{composer}{KILLED}\n{save.format('[torch.zeros(3), Kills()]')}", tmp_path, has_torch=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert first.exists()
     assert not second.exists()
-    ended = run_rank(f"{composer}{save.format('torch.ones(3)')}", tmp_path)
+    ended = run_rank(f"{composer}{save.format('torch.ones(3)')}", tmp_path, has_torch=True)
     assert ended.returncode == 0, ended.stderr
     assert sorted(saves.iterdir()) == [first, second]
     assert torch.equal(torch.load(second), torch.ones(3))
@@ -174,7 +174,7 @@ def test_a_script_that_looks_in_all_folders_finds_no_file_of_a_save_that_was_cut
     folder.mkdir()
     shared = {"DDPJOB_SHARED": str(tmp_path / "shared"), "DDPJOB_UID": "1-2"}
     killed = f"PATH = {str(folder / 'step_1.pt')!r}\n{KILLED}\ntorch.save(Kills(), {str(folder / 'step_2.pt')!r})"
-    ended = run_rank(killed, tmp_path, DDPJOB_ATTEMPT="0", **shared)
+    ended = run_rank(killed, tmp_path, has_torch=True, DDPJOB_ATTEMPT="0", **shared)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert len(list(folder.rglob("*.pt"))) == 2
     ended = run_rank(f"FOLDER = {str(folder)!r}\n{LOOKS}", tmp_path, DDPJOB_ATTEMPT="1", **shared)
