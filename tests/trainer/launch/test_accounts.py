@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.waiting import eventually
 
-from ddp_trainer.contract import run_dir
+from ddp_trainer.contract import processes, run_dir
 from ddp_trainer.contract.environment import PodEnvironment
 from ddp_trainer.contract.heartbeat import Heartbeat, heartbeat_dir
 from ddp_trainer.contract.json_files import write_json
@@ -371,6 +371,7 @@ def test_a_rank_that_goes_on_as_it_is_asked_after_is_not_silent(pod, monkeypatch
     """
     pod, began = replace(pod, nodes=1), time.monotonic() - 1000.0
     run_dir.register(pod.run_dir, 0, 0, os.getpid())
+    monkeypatch.setattr(processes, "descendants", lambda pid: [])  # below this one are ranks of other tests
     Heartbeat(heartbeat_dir(pod.run_dir), rank=0, local_rank=0, observed=True, clock=lambda: began).flush()
     watch = GangWatch(pod)
     monkeypatch.setattr(watch, "_take_stacks", dict)
@@ -394,6 +395,7 @@ def test_a_pod_that_stood_still_does_not_count_that_time_as_silence_of_its_ranks
     """As on a paused node. It may be asked before its ranks, and its launcher's own look, have gone on."""
     pod, began = replace(pod, nodes=1), time.monotonic() - 1000.0
     run_dir.register(pod.run_dir, 0, 0, os.getpid())
+    monkeypatch.setattr(processes, "descendants", lambda pid: [])  # below this one are ranks of other tests
     Heartbeat(heartbeat_dir(pod.run_dir), rank=0, local_rank=0, clock=lambda: began).flush()
     monkeypatch.setattr(gang_watch, "STOOD_STILL_SECONDS", 400.0)  # longer than this test may take
     monkeypatch.setattr(gang_watch, "OVERDUE_SECONDS", 400.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.starting import starts_processes
-from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun
+from tests.trainer.snapshots.under_torchrun import of_both_ranks, torchrun, until_one_fails
 
 from ddp_trainer.snapshots.session import Identity, Progress, SaveInterval, SnapshotEvent, Snapshots
 
@@ -175,3 +175,10 @@ def test_an_exception_on_any_rank_leaves_a_snapshot_from_which_all_go_on_bitwise
         "emergency snapshot of step 4",
         "emergency snapshot of step 7",
     ]
+
+
+@pytest.mark.processes
+def test_a_rank_that_fails_ends_after_rank_0_has_what_a_snapshot_needs_of_it(tmp_path: Path) -> None:
+    """It may be a step ahead of rank 0, and gloo sends only what is waited for."""
+    said = until_one_fails(tmp_path)
+    assert said[0].startswith("True emergency snapshot of step 2 saved"), said

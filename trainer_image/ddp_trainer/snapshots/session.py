@@ -316,7 +316,7 @@ class Snapshots:
         return None if boundary is None or self._boundaries.obstacle is not None else boundary.own_generators
 
     def await_others(self) -> None:
-        """Wait, some seconds at most, for the generators of the other ranks at the last boundary."""
+        """Wait, some seconds at most, until the generators of all ranks at the last boundary are on rank 0."""
         if (boundary := self._boundaries.newest) is not None:
             with contextlib.suppress(RuntimeError, SnapshotError):  # which `emergency` has once more
                 boundary.generators.wait(GENERATORS_TIMEOUT)
@@ -324,10 +324,14 @@ class Snapshots:
     def emergency(self, error: BaseException) -> bool:
         """After an exception that ends training: save the last finished step, if the states are still those of it.
 
-        Needs no other rank and raises nothing. True on rank 0 if the last finished step is saved; where it cannot be,
-        an event says why. The other ranks do nothing. Takes up to a minute if the volume hangs.
+        Raises nothing. True on rank 0 if the last finished step is saved; where it cannot be, an event says why. Takes
+        up to a minute if the volume hangs. The other ranks wait, some seconds at most, until rank 0 has what it needs
+        of them: gloo sends nothing before rank 0 is at the end of that step, too.
         """
         if self._saver is None or isinstance(error, FencedError):
+            return False
+        if self._ranks.rank != 0:
+            self.await_others()
             return False
         return self._saver.emergency(self._boundaries, lambda progress: self._manifest(progress, "emergency"))
 
