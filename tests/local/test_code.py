@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from tests.support.local_run import environment
+from tests.support.forked_run import start
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.support.wheels import wheel
 
@@ -29,16 +28,11 @@ print("kept beside the script", runs.read_text())
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpjob_operator.cli.main", "run", *arguments],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-    )
-    return done.returncode, done.stdout
+    """The exit code and the output of `ddpjob run` in a folder."""
+    with tempfile.TemporaryFile() as output:
+        code = start([*arguments], folder, output.fileno()).wait(PATIENCE_SECONDS)
+        output.seek(0)
+        return code, output.read().decode()
 
 
 def test_an_edited_line_runs_and_relative_files_are_kept(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.support import forked_run
 from tests.support.command import COMMAND
 from tests.support.local_run import environment, job_object, new_job
 from tests.support.processes import all_end
+from tests.trainer.forked.start import RUNS, Forked
 
 from ddp_trainer.logs.losses import read_losses
 from ddpjob_operator.api.status import DDPJobStatus, Phase
@@ -244,10 +244,11 @@ main()
 def test_a_clock_that_is_set_ahead_meets_no_deadline(tmp_path: Path) -> None:
     spec = DIGITS | {"nodes": 1, "activeDeadlineSeconds": 1800} | held(STEPS // 4, EPOCHS)
     (tmp_path / "digits.yaml").write_text(yaml.safe_dump(job_object("digits", spec)))
-    command = [sys.executable, "-c", CLOCK_THAT_IS_SET, "run", "digits.yaml", "--logs", "none"]
+    (tmp_path / "clock.py").write_text(CLOCK_THAT_IS_SET)
+    command = ["clock.py", "run", "digits.yaml", "--logs", "none"]
     output = tmp_path / "output.txt"
     with output.open("wb") as out:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=out, stderr=subprocess.STDOUT)
+        process = Forked(command, environment(), out.fileno(), imported=RUNS, folder=tmp_path)
     run = Started(process, output, tmp_path / "shared")
     try:
         run.wait_for("loss")
