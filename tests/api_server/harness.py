@@ -64,13 +64,17 @@ class Cluster:
     async def create_namespace(self) -> None:
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
         await self.client.create("/api/v1/namespaces", "namespaces", body)
-        # without which pods are refused: asking for it until the controller manager has made it takes longer
-        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
-        try:
-            await self.client.create(f"/api/v1/namespaces/{self.namespace}/serviceaccounts", "serviceaccounts", account)
-        except ApiError as error:
-            if not error.already_exists:
-                raise
+        account = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/default"
+
+        async def account_exists() -> bool:
+            with suppress(ApiError):
+                await self.client.get(account, "serviceaccounts")
+                return True
+            return False
+
+        await eventually_async(
+            account_exists, "the namespace has its default service account, without which pods are refused"
+        )
 
     async def token(self, account: str) -> str:
         """Make a service account, and return a token of it."""

@@ -46,14 +46,19 @@ print(json.dumps({"losses": losses, "events": lines("events.jsonl"), "snapshots"
 """
 
 STEP_SECONDS = 0.12
-PACED = f"""
+"""Enough to hit a job once, on any machine."""
+
+SEVERAL_HITS = 0.3
+"""The same for one that is hit again and again, with a third of its steps for each."""
+
+PACED = """
 import time
 from ddp_trainer.tasks.digits import Digits
 
 class Paced(Digits):
     def loss(self, output, batch):
         if output.requires_grad:
-            time.sleep({STEP_SECONDS})
+            time.sleep(STEP_SECONDS)
         return super().loss(output, batch)
 """
 
@@ -111,13 +116,12 @@ class Scenario:
     def apply(self, **spec: Any) -> None:
         self.kubectl.apply(digits_job(self.name, **spec))
 
-    def train(self, epochs: int = EPOCHS, **spec: Any) -> None:
-        """The same steps as those of `apply`, with time to hit the job on any machine; meanwhile its ranks leave the
-        cores to other tests.
+    def train(self, epochs: int = EPOCHS, step_seconds: float = STEP_SECONDS, **spec: Any) -> None:
+        """The same steps as those of `apply`, each of which takes so long; meanwhile its ranks leave the cores to other
+        tests.
         """
-        self.kubectl.apply(
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": {"paced.py": PACED}}
-        )
+        data = {"paced.py": PACED.replace("STEP_SECONDS", str(step_seconds))}
+        self.kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "paced"}, "data": data})
         template = {
             "volumes": [{"name": "paced", "configMap": {"name": "paced"}}],
             "containers": [{"name": "trainer", "volumeMounts": [{"name": "paced", "mountPath": "/opt/paced"}]}],

@@ -6,7 +6,7 @@ from tests.cluster.conftest import Operator, Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.installation import operator_pod, wait_operator
 from tests.cluster.kube import Kubectl
-from tests.cluster.scenario import NODES, STEPS, Scenario
+from tests.cluster.scenario import NODES, SEVERAL_HITS, STEPS, Scenario
 from tests.support.waiting import CLUSTER_SECONDS, eventually
 
 FORCE = ("--grace-period=0", "--force")
@@ -38,7 +38,7 @@ def test_a_job_goes_on_whenever_its_operator_dies_and_each_failure_counts_once(
     scenario: Scenario, operator: Operator, unbroken: Unbroken
 ) -> None:
     """One job: a rank dies while there is no operator, another one together with it; then the operator dies alone."""
-    scenario.train()
+    scenario.train(step_seconds=SEVERAL_HITS)
     # early, because training goes on while the operator leaves
     scenario.wait_trained(STEPS // 8)
     leader = wait_operator(operator.kubectl)

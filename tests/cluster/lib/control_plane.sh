@@ -8,8 +8,8 @@ control_plane() {
     --listen-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" --initial-advertise-peer-urls "http://127.0.0.1:$ETCD_PEER_PORT" \
     --initial-cluster "default=http://127.0.0.1:$ETCD_PEER_PORT"
   until_ok "etcd answers" 60 curl -fs --max-time 5 "http://127.0.0.1:$ETCD_PORT/health"
-  # No compaction: a test replays the whole history of an object from etcd. The audit log says who asked for what. Priority
-  # and fairness counts its queues all the time, 50 times a second: a hundredth of a core without any request.
+  # No compaction: a test replays the whole history of an object from etcd. The audit log says who asked for what.
+  # Priority and fairness keeps statistics of its queues all the time, with and without requests.
   start apiserver "$(program kube-apiserver)" --etcd-servers "http://127.0.0.1:$ETCD_PORT" --etcd-compaction-interval 0 \
     --bind-address "$HOST" --advertise-address "$ADVERTISE" --secure-port "$API_PORT" --cert-dir "$DIR/pki/apiserver" \
     --service-cluster-ip-range "$SERVICES" --token-auth-file "$DIR/pki/tokens.csv" --authorization-mode RBAC --allow-privileged \
@@ -22,10 +22,10 @@ control_plane() {
   mapfile -t ports < <(no_ports kube-controller-manager)
   # Without nodes, every pod that a test binds to one would be deleted as orphaned after 40 s, and every claim would get an
   # event every 15 s that there is no volume. Nothing asks for endpoints, which are a third of all writes, and no container
-  # reads the token and the certificate that each new namespace gets in four requests.
+  # reads the certificate that each new namespace gets.
   local controllers='*'
   [ -z "$CONTROL_PLANE_ONLY" ] ||
-    controllers='*,-podgc,-persistentvolume-binder,-endpoint,-endpointslice,-endpointslicemirroring,-serviceaccount-token,-root-ca-cert-publisher'
+    controllers='*,-podgc,-persistentvolume-binder,-endpoint,-endpointslice,-endpointslicemirroring,-root-ca-cert-publisher'
   # Node deadlines are short, so that a test loses a node in seconds. By default Kubernetes waits 40 s, since 1.32 50 s.
   start controller-manager "$(program kube-controller-manager)" --kubeconfig "$KUBECONFIG" --leader-elect=false "${ports[@]}" \
     --controllers "$controllers" --service-account-private-key-file "$DIR/pki/sa.key" --root-ca-file "$DIR/pki/apiserver/apiserver.crt" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import weakref
@@ -19,6 +20,7 @@ from ddp_trainer.contract.messages import peer_lost
 from ddp_trainer.contract.processes import allow_files
 from ddp_trainer.live.connections import Connections
 
+ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import os, signal, sys, threading, time
 from datetime import timedelta
@@ -65,7 +67,10 @@ def test_a_rank_goes_on_at_once(tmp_path: Path, case: str) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
     command = [*forked.command(0, str(script)), str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank), case], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    own = os.environ | {"PYTHONPATH": str(ROOT / "trainer_image")}
+    ranks = [
+        subprocess.Popen([*command, str(rank), case], env=own, stdout=subprocess.PIPE, text=True) for rank in range(2)
+    ]
     try:
         printed, _ = ranks[0].communicate(timeout=PATIENCE_SECONDS)  # the timeout of the group is 1,000 s
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_SECONDS
 from tests.trainer.forked import start as forked
 
+ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import sys, time
 from datetime import timedelta
@@ -47,7 +49,10 @@ def test_a_newcomer_forms_the_group_with_one_that_failed_to_form_the_view_before
     script.write_text(SCRIPT)
     command = [*forked.command(0, str(script)), str(tmp_path / "views")]
     port = str(free_port())
-    ranks = [subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    own = os.environ | {"PYTHONPATH": str(ROOT / "trainer_image")}
+    ranks = [
+        subprocess.Popen([*command, str(rank), port], env=own, stdout=subprocess.PIPE, text=True) for rank in range(2)
+    ]
     try:
         printed = [process.communicate(timeout=PATIENCE_SECONDS)[0].split() for process in ranks]
     finally:
