@@ -39,7 +39,12 @@ def until_one_fails(out: Path) -> list[str]:
         subprocess.Popen(command, env=_environment() | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    return [rank.communicate(timeout=PATIENCE_SECONDS)[0] for rank in ranks]
+    try:
+        return [rank.communicate(timeout=PATIENCE_SECONDS)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
 
 
 def _environment() -> dict[str, str]:
