@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import textwrap
+import time
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -89,12 +90,21 @@ class Shown(Watched):
     def step(self) -> int:
         return (self.status.progress.step or 0) if self.status.progress else 0
 
-    def rank(self) -> int:
-        """The process of rank 0."""
+    def stop(self) -> int:
+        """Stop rank 0 in a training step: its time would go to the save or the validation that it is stopped in."""
+        while True:
+            rank = self._rank()
+            os.kill(rank["pid"], signal.SIGSTOP)
+            if self._rank()["phase"] == "train":
+                return int(rank["pid"])
+            os.kill(rank["pid"], signal.SIGCONT)
+            time.sleep(0.01)
+
+    def _rank(self) -> dict[str, Any]:
         assert self.pid is not None
         with urllib.request.urlopen(f"http://127.0.0.1:{status_port(self.pid)}/status", timeout=60) as answer:
-            pid: int = json.load(answer)["ranks"][0]["pid"]
-        return pid
+            rank: dict[str, Any] = json.load(answer)["ranks"][0]
+        return rank
 
 
 def fill(folder: Path) -> Path:
@@ -196,8 +206,7 @@ async def test_each_fault_of_a_run_fires_its_alerts_and_a_run_that_is_well_fires
                 await until_fired(server, full, faulty, lambda: fill(volume))
                 later = {(f"DDPJob{fault}", "faulty") for fault in ("Stalled", "GoodputLow", "GPUsIdle")}
                 assert not fired(server) & later
-                rank = faulty.rank()
-                os.kill(rank, signal.SIGSTOP)
+                rank = await asyncio.to_thread(faulty.stop)
                 faulty.gpu_percent = 0
                 stopped = {(f"DDPJob{fault}", "faulty") for fault in ("SnapshotTooOld", "Stalled", "GPUsIdle")}
                 await until_fired(server, stopped, faulty)

@@ -182,15 +182,24 @@ class Lease:
 
     async def release(self) -> None:
         """Give it back, if it is ours."""
-        if self._held_until is None or self._seen is None:
-            return
         self._held_until = None
         try:
             async with asyncio.timeout(LONGEST_CALL_SECONDS):  # the pod is given only so long to end
-                await self._write(self._seen, holder="", duration=1)
-            logger.info("gave the lease %s back", self)
+                await self._give_back()
         except (ApiError, TimeoutError) as error:
             logger.warning("could not give the lease %s back: %s", self, error or "no answer")
+
+    async def _give_back(self) -> None:
+        """As the server has it: a renewal that was cancelled may have taken effect, or may yet."""
+        while (lease := await self._read()) is not None and lease["spec"].get("holderIdentity") == self.identity:
+            try:
+                await self._write(lease, holder="", duration=1)
+            except ApiError as error:
+                if not error.conflict:
+                    raise
+            else:
+                logger.info("gave the lease %s back", self)
+                return
 
     async def observe(self) -> bool:
         """See whether it changes; its holder's time runs from then on. Whether the server answered in time."""

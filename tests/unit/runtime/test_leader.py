@@ -21,10 +21,11 @@ Json = dict[str, Any]
 
 @dataclass
 class Server:
-    """Serves Leases by path. `delay` gives the seconds that a write begun at a time takes; `loses` whether its answer
-    is lost, after it took effect."""
+    """Serves Leases by path. `delay` gives the seconds until a write begun at a time takes effect, `answering` those
+    from then on until its answer; `loses` whether that is lost."""
 
     delay: Callable[[float], float] = lambda now: 0.0
+    answering: Callable[[float], float] = lambda now: 0.0
     loses: Callable[[float], bool] = lambda now: False
     reading: float = 0.0
     """Seconds that a read takes."""
@@ -62,17 +63,22 @@ class Server:
         return await self._write(path, body["spec"], accepts)
 
     async def _write(self, path: str, spec: Json, accepts: Callable[[Json], None]) -> Json:
+        """It goes on although the caller waits no longer."""
+        return await asyncio.shield(asyncio.create_task(self._takes_effect(path, spec, accepts)))
+
+    async def _takes_effect(self, path: str, spec: Json, accepts: Callable[[Json], None]) -> Json:
         began = clock()
         await asyncio.sleep(self.delay(began))
         before = self.leases[path]
         accepts(before)
         version = str(int(before["metadata"]["resourceVersion"]) + 1)
         metadata = before["metadata"] | {"resourceVersion": version}
-        self.leases[path] = before | {"metadata": metadata, "spec": before["spec"] | spec}
+        self.leases[path] = after = before | {"metadata": metadata, "spec": before["spec"] | spec}
         self.renewals.append(began)
+        await asyncio.sleep(self.answering(began))
         if self.loses(began):
             raise ApiError(0, "ConnectionFailed", "reset by peer")
-        return self.leases[path]
+        return after
 
 
 def clock() -> float:
@@ -228,6 +234,28 @@ def test_a_lease_that_is_given_back_is_taken_by_the_next() -> None:
         return second.elected[0]
 
     assert run(scenario()) <= 10.5 + STANDBY_POLL_SECONDS
+
+
+@pytest.mark.parametrize(("delay", "answering"), [(0.0, 0.5), (0.5, 0.0)], ids=["before", "after"])
+def test_a_lease_is_given_back_although_a_renewal_was_cancelled_that_takes_effect(
+    delay: float, answering: float
+) -> None:
+    """Before the Lease is read to be given back, or after."""
+
+    async def scenario() -> float:
+        server = Server(delay=lambda now: delay, answering=lambda now: answering)
+        first, second = Replica(server, "first"), Replica(server, "second")
+        stopping, task = first.start(), second.start()
+        await asyncio.sleep(10.2)  # one of the renewals of every two seconds is under way
+        stopping.cancel()
+        await first.leader.release()
+        renewed, given_back = (round(began, 1) for began in server.renewals[-2:])
+        assert (renewed, given_back) == (10.0, 10.2 if answering else 10.7), "the second try, if it came before"
+        await asyncio.sleep(5)
+        task.cancel()
+        return second.elected[0]
+
+    assert run(scenario()) <= 10.2 + 2 * delay + STANDBY_POLL_SECONDS + 0.5
 
 
 async def seconds_of(replicas: list[Replica], seconds: float) -> list[list[Shard]]:
