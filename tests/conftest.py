@@ -47,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """A wrong DDPJOB_REQUIRE is said before any test, and not by the tests that happen to skip."""
     required_tiers()
     gc.disable()  # until all tests are imported, and torch with them
+    # of API servers, kubectl and promtool, which Go's collector takes a sixth of the time of; there is memory enough
+    os.environ.setdefault("GOGC", "400")
     name_this_run()
     # in the background of a script it is ignored, and so it would be by every command that a test sends Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
