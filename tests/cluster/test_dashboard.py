@@ -36,7 +36,7 @@ def test_the_dashboard_shows_a_job_that_is_deleted_from_the_volume(
 ) -> None:
     jobs = scenario.kubectl
     jobs.apply(claim("team"))
-    scenario.apply(args=["--task=digits", "--epochs=2"], shared={"claimName": "team"})
+    scenario.apply(args=["--task=digits", "--epochs=2"], nodes=1, shared={"claimName": "team"})
     assert scenario.wait_phase("Succeeded")["snapshot"]["verified"] is True
     with recorded(new_namespace("pages"), images) as pages:
         pages.kubectl.apply(*same_volume(jobs, pages.kubectl.namespace))

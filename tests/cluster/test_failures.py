@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import Unbroken
 from tests.cluster.history import nodes_with_two_pods, untrue_steps
 from tests.cluster.kube import Object
-from tests.cluster.scenario import SEVERAL_HITS, SNAPSHOT_STEPS, STEPS, Records, Scenario
+from tests.cluster.scenario import NODES, SEVERAL_HITS, SNAPSHOT_STEPS, STEPS, Records, Scenario
 from tests.support.command import beside, to_cluster
 from tests.support.waiting import PATIENCE_SECONDS
 
@@ -82,15 +82,17 @@ def test_each_hit_of_a_gang_costs_one_restart_and_no_bit(scenario: Scenario, unb
 
 
 @pytest.mark.fault(30)
-@pytest.mark.parametrize("entrypoint", [{"script": "/opt/user/train.py"}, {"module": "nowhere_to_be_found"}])
-def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, entrypoint: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "entrypoint"), [(NODES, {"script": "/opt/user/train.py"}), (1, {"module": "nowhere_to_be_found"})]
+)
+def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, nodes: int, entrypoint: dict[str, str]) -> None:
     scenario.kubectl.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "code"}, "data": {"train.py": USER_CODE}}
     )
     code = {"name": "code", "configMap": {"name": "code"}}
     mount = {"name": "trainer", "volumeMounts": [{"name": "code", "mountPath": "/opt/user"}]}
     template = {"spec": {"volumes": [code], "containers": [mount]}}
-    scenario.apply(entrypoint=entrypoint, args=[], podTemplate=template)
+    scenario.apply(entrypoint=entrypoint, args=[], nodes=nodes, podTemplate=template)
     status = scenario.wait_phase("Failed")
     assert (status["attempt"], status["restarts"]) == (0, 0)
     assert status["lastFailure"]["reason"] == "ImportError"
@@ -98,7 +100,7 @@ def test_an_import_that_fails_is_not_tried_again(scenario: Scenario, entrypoint:
     failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "ImportError")
     assert "nowhere_to_be_found" in failed["message"]
-    assert {change.name for change in scenario.history.of("pods")} == {"digits-0-0", "digits-0-1"}
+    assert {change.name for change in scenario.history.of("pods")} == {f"digits-0-{rank}" for rank in range(nodes)}
 
 
 @pytest.mark.fault(23)

@@ -45,6 +45,7 @@ def test_a_job_finds_its_own_folder_and_the_data_sets_and_nothing_of_other_jobs(
 
     scenario.apply(
         args=["--task=digits", "--epochs=2"],
+        nodes=1,
         shared={"claimName": "team", "scope": "Job"},
         initializers=[{"name": "look", "path": "seen", "script": f"mkdir seen\n{LOOK_AROUND}"}],
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 WIDTH = ("--task-options", "width=8")
 
 # 1,437 samples in batches of 64: the last batch of an epoch has 29, which two ranks cannot share evenly.
-DIGITS = ("--task-options", "dropout=0", *WIDTH, "--max-steps", "50", "--clip-norm", "1")
+DIGITS = ("--task-options", "dropout=0", *WIDTH, "--max-steps", "30", "--clip-norm", "1")
 HUNGRY = ("--task", "seeded_tasks:Hungry", "--max-steps", "12")
 HALF_USED = ("--task", "seeded_tasks:HalfUsed", "--weight-decay", "0.5", "--max-steps", "3")
 
