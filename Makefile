@@ -91,18 +91,8 @@ lint-layers: $(VENV)/.dev
 
 lint-files: $(VENV)/.dev
 	$(BIN)/hadolint Dockerfile trainer_image/Dockerfile
-	$(BIN)/python -m ddpjob_operator.api.crd --check
-	$(BIN)/python -m ddpjob_operator.api.docs --check
-	$(BIN)/python docs/metrics.py --check
-	$(BIN)/python docs/conditions.py --check
-	$(BIN)/python docs/commands.py --check
-	$(BIN)/python docs/validate_tables.py --check
-	$(BIN)/python docs/reliability.py --check
+	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m tests.simulation --check
-	$(BIN)/python charts/readme.py --check
-	$(BIN)/python charts/rbac.py --check
-	$(BIN)/python charts/policies.py --check
-	$(BIN)/python charts/dashboards --check
 
 scan: $(VENV)/.dev build/scan/.installed  ## Dockerfiles and the rendered chart against checkov's rules, offline
 	release/scan.sh $(BIN) build/scan/bin
@@ -163,18 +153,8 @@ format: $(VENV)/.dev  ## let ruff lay out the code
 	$(BIN)/ruff format .
 
 generate: $(VENV)/.dev  ## write the CRD, five pages of docs/, tables and pictures of docs/goodput.md, the chart's README, roles, policies and dashboards
-	$(BIN)/python -m ddpjob_operator.api.crd
-	$(BIN)/python -m ddpjob_operator.api.docs
-	$(BIN)/python docs/metrics.py
-	$(BIN)/python docs/conditions.py
-	$(BIN)/python docs/commands.py
-	$(BIN)/python docs/validate_tables.py
-	$(BIN)/python docs/reliability.py
+	$(BIN)/python docs/generate.py
 	$(BIN)/python -m tests.simulation --draw
-	$(BIN)/python charts/readme.py
-	$(BIN)/python charts/rbac.py
-	$(BIN)/python charts/policies.py
-	$(BIN)/python charts/dashboards
 
 images:  ## build the operator's and the trainer's image with docker, podman or buildah
 	tests/cluster/images.sh
