@@ -602,6 +602,7 @@ def test_pip_is_the_images_or_the_one_that_python_brings(monkeypatch: pytest.Mon
     assert interpreter == str(python)
     assert zipfile.is_zipfile(Path(pip).parent)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: None)  # Debian's Python has pip's wheel elsewhere
     with pytest.raises(UserError, match=r"no pip.*image of your own.*spec\.image"):
         pip_command(python)
 
