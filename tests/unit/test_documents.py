@@ -269,7 +269,8 @@ def test_every_value_of_the_chart_that_a_message_names_is_one() -> None:
     messages = [
         (path.name, text)
         for path in sorted((ROOT / "operator").rglob("*.py"))
-        for text in _messages(ast.parse(path.read_text()))
+        if re.search(r"\bchart\b", module := path.read_text())
+        for text in _messages(ast.parse(module))
         if re.search(r"\bchart\b", text)
     ]
     assert len(messages) >= 5

@@ -254,8 +254,8 @@ def test_the_history_is_that_of_all_lines_in_their_order_whatever_they_are(files
 
 def test_a_long_run_is_printed_without_all_of_it_in_memory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for attempt in range(4):
-        log = begun(tmp_path, attempt, after=4000 * attempt)
-        trained(log, *range(4000 * attempt + 1, 4000 * attempt + 5001))
+        log = begun(tmp_path, attempt, after=2000 * attempt)
+        trained(log, *range(2000 * attempt + 1, 2000 * attempt + 2501))
         log.close()
     tracemalloc.start()
     try:
@@ -263,8 +263,8 @@ def test_a_long_run_is_printed_without_all_of_it_in_memory(tmp_path: Path, capfd
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(capfd.readouterr().out.splitlines()) == 17_000
-    assert most < 1 << 20, "17,000 losses are more than 10 MB"
+    assert len(capfd.readouterr().out.splitlines()) == 8_500
+    assert most < 1 << 20, "8,500 losses are more than 3 MB"
 
 
 @pytest.mark.processes

@@ -652,6 +652,7 @@ _CRASH = (
 SYMPTOMS: tuple[Symptom, ...] = (*_GPU, *_BUCKETS, *_MEMORY, *_RANKS, *_FILES, *_PROGRAM, *_CRASH)
 
 
+@lru_cache(maxsize=64)  # a plan asks several times about the failure that it decides on
 def recognise(reason: str, text: str) -> Symptom | None:
     """The symptom that a failure of `reason` shows, whose words are somewhere in `text`."""
     encoded = _encoded(text)
