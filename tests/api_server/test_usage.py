@@ -13,7 +13,7 @@ from tests.api_server.fleet import Fleet, ended, fleet
 from tests.api_server.harness import Cluster, Operator
 from tests.support.waiting import eventually_async
 
-WAVE = 100
+WAVE = 40
 GPUS = 8
 ROUNDED = 0.01
 """Seconds of a job that are lost or gained where the operator counts in milliseconds."""
@@ -81,7 +81,7 @@ class Account:
 
 async def begin(cluster: Cluster, seen: Fleet, names: list[str]) -> dict[str, Span]:
     """When each job began to run: after its pod was first seen, which this test says runs, and before the operator's
-    status said so. They have run for twice as long as the two are apart.
+    status said so. They have run for four times as long as the two are apart.
     """
     job = {"nodes": 1, "resources": {"limits": {"nvidia.com/gpu": GPUS}}, "restart": {"maxRestarts": 0}}
     await asyncio.gather(*(cluster.apply_job(name, **job) for name in names))
@@ -89,7 +89,7 @@ async def begin(cluster: Cluster, seen: Fleet, names: list[str]) -> dict[str, Sp
     began = {name: Span(seen.seen[f"{name}-0-0"], seen.reached[name, "Running"]) for name in names}
     unsure = sum(span.last - span.first for span in began.values())
     known = sum(seen.loop_time - span.last for span in began.values())
-    await asyncio.sleep(max(0.0, 2 * unsure - known) / len(names))
+    await asyncio.sleep(max(0.0, 4 * unsure - known) / len(names))
     return began
 
 
