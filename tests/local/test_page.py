@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from tests.benchmarks.bench_page import JOBS, Server
 from tests.local.conftest import Run, held, let_go
-from tests.support.accessible import looks_right
+from tests.support.accessible import comes_to_rest, looks_right
 from tests.support.browser import Tab, browser, new_tab
 from tests.support.dashboard import dashboard
 from tests.support.local_run import environment
@@ -86,6 +86,7 @@ async def test_a_run_is_watched_moving_failing_and_explained(run_job: Run, tmp_p
             os.kill(run.pid_of_rank(1), signal.SIGKILL)
             await tab.until("#progress .big", lambda text: steps(text) > 400, "its steps move")
             await tab.until("#head", lambda text: "Running" in text, "it runs again")
+            await comes_to_rest(tab)
             let_go(shared, attempt=1)
             await tab.until("#failures", lambda text: "WorkerKilled" in text, "its failure is shown")
             assert "rank 1 was killed by SIGKILL" in await tab.text("#failures .message")

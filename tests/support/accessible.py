@@ -19,6 +19,9 @@ FORMS = tuple(product(("light", "dark"), (1280, 390)))
 _VIOLATIONS = """
 axe.run().then(found => found.violations.map(each => [each.id, each.help, each.nodes.map(node => node.html)]))
 """
+_ENDLESS = """
+document.getAnimations().filter(each => each.effect.getComputedTiming().endTime > 5000).map(each => each.animationName)
+"""
 
 
 @cache
@@ -36,7 +39,13 @@ async def looks_right(tab: Tab, url: str, forms: Iterable[tuple[str, int]] = FOR
         await tab.open(url, width, scheme)
         await tab.run(f"{axe()};0")
         assert await tab.run(_VIOLATIONS) == [], (url, scheme, width)
+        await comes_to_rest(tab)
         # of a phone, the inner width grows with what does not fit
         needed = await tab.run("document.documentElement.scrollWidth")
         assert needed <= width, f"{url} is {needed} wide in a window of {width}"
     assert tab.complaints == []
+
+
+async def comes_to_rest(tab: Tab) -> None:
+    """No animation of its page takes more than five seconds: WCAG 2.2, criterion 2.2.2. axe-core does not check it."""
+    assert await tab.run(_ENDLESS) == []

@@ -46,7 +46,7 @@ RUNS: dict[int, dict[str, tuple[str, ...]]] = {
         "fsdp-normalised": ("--strategy", "fsdp", *NORMALISED, "--max-steps", "20"),
         "pipeline-1f1b": ("--strategy", "pipeline", "--pipeline-schedule", "1f1b", *TINY),
         "pipeline-gpipe": ("--strategy", "pipeline", "--pipeline-schedule", "gpipe", *TINY),
-        "pipeline-digits": ("--strategy", "pipeline", "--max-steps", "60", "--lr", "0.003"),
+        "pipeline-digits": ("--strategy", "pipeline", *WIDTH, "--max-steps", "60", "--lr", "0.003"),
         "bf16": (*LOW, "--precision", "bf16"),
         "fp16": (*LOW, "--precision", "fp16"),
         "profiled": (*WIDTH, "--max-steps", "8", "--profile", "4:6"),
