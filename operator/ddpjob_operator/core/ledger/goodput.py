@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ddpjob_operator.api.status import DDPJobStatus, Goodput, Phase, UnresolvedSteps
-from ddpjob_operator.core.failure.detect import last_report, last_reports
+from ddpjob_operator.core.failure.detect import has_succeeded, last_report, last_reports
 from ddpjob_operator.core.values.changes import with_ledger
 from ddpjob_operator.core.values.observed import Observed
 from ddpjob_operator.core.values.trainer_report import LARGEST_INTEGER, TrainerReport
@@ -188,15 +188,22 @@ def _advanced(ledger: Goodput, new: Mapping[str, int], now: datetime, rest_to: s
 
 def _of_rest(last: str, before: DDPJobStatus, after: DDPJobStatus, observed: Observed) -> str:
     """What the time goes to that the trainer does not report: as a rule `last`, the activity until now. An attempt that
-    has ended did not go on with it until its end was seen.
+    has ended did not go on with it until its end was seen, and neither did one whose node rank 0 is done.
     """
-    if after.attempt == before.attempt and not after.is_final:
-        return last
-    if after.last_failure != before.last_failure and _reason(after) == "Stalled":
+    goes_on = after.attempt == before.attempt and not after.is_final
+    if not goes_on and after.last_failure != before.last_failure and _reason(after) == "Stalled":
         return "stalled"
     if last not in AT_WORK or _final_report(before, observed) is None:
         return last
+    if goes_on:
+        return "unknown" if _is_done(before, observed) else last
     return "unknown" if after.phase is Phase.SUCCEEDED else "recovering"
+
+
+def _is_done(before: DDPJobStatus, observed: Observed) -> bool:
+    """Whether the pod of node rank 0 has succeeded. Another one may have its place after a failure."""
+    pods = (pod for pod in observed.pods if pod.attempt == before.attempt and pod.node_rank == 0)
+    return any(has_succeeded(pod) for pod in pods)
 
 
 def _trained(

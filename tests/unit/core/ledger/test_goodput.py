@@ -147,6 +147,19 @@ def test_the_time_until_the_end_of_the_pods_is_seen_is_no_training() -> None:
     assert spent(after) == {"training": 9.0, "unknown": 1.0}
 
 
+@pytest.mark.parametrize(("code", "training"), [(0, {"training": 9.0, "unknown": 3.0}), (1, {"training": 12.0})])
+def test_the_time_from_the_end_of_node_rank_0_to_that_of_the_others_is_no_training(
+    code: int, training: dict[str, float]
+) -> None:
+    """Unless it failed, and a spare may go on in its place."""
+    before = in_phase(Phase.RUNNING, goodput=ledger("training", training=4.0), reported_seconds={"training": 4.0})
+    message = make_report("WorkerKilled" if code else "Completed", step=100, seconds={"train": 9.0})
+    pods = make_pod(0, "Failed" if code else "Succeeded", termination=ended(code, message)), make_pod(1)
+    running = before.model_copy(update={"progress": Progress(step=100)})
+    after = with_goodput(before, running, seen(*pods), later(8))
+    assert spent(after) == training
+
+
 def test_a_step_under_way_when_the_trainer_was_asked_is_training_in_the_end() -> None:
     before = in_phase(Phase.RUNNING, goodput=ledger("unknown"))
     observed = seen(*RUNS, report=reported("train", step=2, seconds={"script": 3.0, "train": 1.5}))
