@@ -62,7 +62,8 @@ def test_training_goes_on_without_a_node_that_died_and_takes_it_in_again(
         restart=QUICK | {"scope": "InPlace"},
         shutdownSeconds=SAVING_SECONDS,
     )
-    before = scenario.wait_trained(HIT)
+    # a volume that takes longer than waitSeconds lets it begin with one node
+    before = wait_steps(scenario, nodes=2, beyond=HIT)
     with lost(victim, power=True) as died:
         alone = wait_steps(scenario, nodes=1, beyond=before["snapshot"]["step"])
         seconds = time.time() - died
@@ -152,7 +153,7 @@ def test_a_trainer_that_runs_on_unseen_on_a_silent_node_is_refused_by_the_volume
 
 
 def wait_steps(scenario: Scenario, nodes: int, beyond: int, attempt: int = 0) -> dict[str, Any]:
-    """Node rank 0's report once a gang of so many nodes, of this or a later attempt, has trained beyond a step."""
+    """Node rank 0's report once so many nodes, of this or a later attempt, train beyond a step and have a snapshot."""
     seen: list[Any] = [None]
 
     def trains() -> dict[str, Any] | None:
@@ -161,7 +162,8 @@ def wait_steps(scenario: Scenario, nodes: int, beyond: int, attempt: int = 0) ->
             return None
         seen[0] = report = scenario.report(0, status["attempt"])
         fits = report and report["attempt"] == status["attempt"] and report["worldSize"] == nodes
-        return report if fits and report["phase"] == "train" and (report["step"] or 0) > beyond else None
+        trains = fits and report["phase"] == "train" and (report["step"] or 0) > beyond
+        return report if trains and report["snapshot"] else None
 
     what = f"{nodes} nodes train beyond step {beyond}"
     return eventually(trains, what, CLUSTER_SECONDS, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
