@@ -162,8 +162,8 @@ def wait_steps(scenario: Scenario, nodes: int, beyond: int, attempt: int = 0) ->
             return None
         seen[0] = report = scenario.report(0, status["attempt"])
         fits = report and report["attempt"] == status["attempt"] and report["worldSize"] == nodes
-        trains = fits and report["phase"] == "train" and (report["step"] or 0) > beyond
-        return report if trains and report["snapshot"] else None
+        is_beyond = fits and report["phase"] == "train" and (report["step"] or 0) > beyond
+        return report if is_beyond and report["snapshot"] else None
 
     what = f"{nodes} nodes train beyond step {beyond}"
     return eventually(trains, what, CLUSTER_SECONDS, lambda: f"last report: {seen[0]}\n{describe(scenario.kubectl)}")
